@@ -15,6 +15,7 @@ class ApiModel(BaseModel):
         serialize_by_alias=True,
         extra="forbid",
         frozen=True,
+        use_attribute_docstrings=True,
     )
 
 

@@ -44,14 +44,17 @@ class ArtifactRef(ApiModel):
     """A finished artifact: the folder that holds its manifest, and the digest of its files."""
 
     uri: str = Field(max_length=1024)
+    """Folder of the artifact; it holds manifest.json."""
     digest: Digest
+    """SHA-256 of the canonical JSON of the files' paths, sizes and SHA-256."""
 
 
 class Pinned(ApiModel):
     """An external input as `resolve` found it. Later stages read exactly this, or fail."""
 
-    uri: str
-    revision: str | None = None
+    uri: str = Field(max_length=1024)
+    """As in the resource's spec."""
+    revision: str | None = Field(default=None, max_length=128)
     """Commit of a hub repository; None elsewhere."""
     digest: Digest | None = None
     """Digest of the content; None for a hub repository, whose commit says it."""
@@ -70,8 +73,11 @@ class PromptSource(ApiModel):
 
 
 class HeldOut(ApiModel):
-    """Which prompts are kept for evaluation: of each domain the `samples` ones whose
-    SHA-256(seed + newline + prompt) is smallest. Chosen by content, so that no prompt is on both sides."""
+    """Which prompts are kept for evaluation.
+
+    Of each domain the `samples` ones whose SHA-256(seed + newline + prompt) is smallest: chosen by content, so
+    that no prompt is on both sides.
+    """
 
     samples: int
     seed: int
@@ -93,7 +99,10 @@ class Speculation(ApiModel):
     steps: int = Field(default=5, ge=1, le=16, description="Drafter steps per verification.")
     top_k: int = Field(default=1, ge=1, le=16, description="Branches per step; 1 drafts a chain.")
     draft_tokens: int = Field(
-        default=6, ge=2, le=128, description="Tokens given to the target per verification: steps + 1 for a chain."
+        default=6,
+        ge=2,
+        le=128,
+        description="Tokens given to the target per verification: steps + 1 for a chain.",
     )
 
 
@@ -317,18 +326,25 @@ def stage_fingerprint(config: StageConfig, inputs: dict[InputRole, ArtifactRef])
 class ModelFacts(ApiModel):
     """What a model's config and weights say of it."""
 
-    architecture: str
+    architecture: str = Field(max_length=128)
+    """First entry of the config's `architectures`."""
     layers: int
+    """Decoder blocks."""
     hidden_size: int
+    """Width of the hidden states."""
     vocab_size: int
+    """Rows of the embedding, padding included."""
     size_bytes: int
+    """Size of the weights."""
 
 
 class PinnedData(ApiModel):
     """A data source as resolved."""
 
-    name: str
+    name: str = Field(max_length=63)
+    """The source's name in the resource."""
     source: Pinned
+    """What was found."""
     rows: int | None = None
     """None where counting would mean to download a hub data set."""
 

@@ -35,7 +35,9 @@ class StageStatus(StatusModel):
     """One stage of a resource."""
 
     name: StageName = Field(description="The stage.")
-    fingerprint: str = Field(default="", max_length=64, description="What the stage's result is addressed by.")
+    fingerprint: str = Field(
+        default="", max_length=64, description="What the stage's result is addressed by."
+    )
     job: str = Field(default="", max_length=63, description="The Job that ran it, or runs it.")
     state: StageState = Field(description="Where it stands.")
     attempts: int = Field(default=0, description="Jobs started for this fingerprint.")

@@ -1,0 +1,145 @@
+"""Parts of spec that both resources have."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from osprey_api.base import ApiModel, Digest, SubdomainName
+from osprey_api.sources import SOURCE_PATTERN
+from osprey_api.stages import StageName
+
+SourceUri = Annotated[str, Field(max_length=1024, pattern=SOURCE_PATTERN)]
+PodTemplate = Annotated[
+    dict[str, JsonValue],
+    Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
+]
+"""A PodTemplateSpec fragment. Not described here: the API server checks the whole Job by a dry run."""
+
+
+class ModelSource(ApiModel):
+    """A causal language model in the Hugging Face layout."""
+
+    uri: SourceUri = Field(
+        description="Where the model is: hf://OWNER/NAME, s3://BUCKET/PREFIX or pvc://CLAIM/PATH."
+    )
+    revision: str = Field(
+        default="main",
+        max_length=128,
+        description="Branch, tag or commit of a hub model; ignored for the other sources.",
+    )
+
+
+class ImportedArtifact(ApiModel):
+    """A finished artifact made elsewhere, by this project or in the published format."""
+
+    uri: Annotated[str, Field(max_length=1024, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$")] = (
+        Field(description="Folder of the artifact, s3://BUCKET/PREFIX: the one that holds manifest.json.")
+    )
+    digest: Digest = Field(
+        description="Digest of its files, as status.artifact.digest of its maker shows it; it is checked."
+    )
+
+
+class Storage(ApiModel):
+    """Where artifacts and checkpoints are kept."""
+
+    uri: Annotated[str, Field(max_length=512, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$")] = (
+        Field(description="s3://BUCKET/PREFIX.")
+    )
+    endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://.+$")] | None = Field(
+        default=None, description="URL of an S3-compatible store; unset for AWS."
+    )
+    region: Annotated[str, Field(max_length=64)] | None = Field(
+        default=None, description="Region of the bucket; unset where the store has none."
+    )
+    credentials_secret: SubdomainName | None = Field(
+        default=None,
+        description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; unset where the pods' "
+        "service account gives access.",
+    )
+
+
+class ModelCache(ApiModel):
+    """A claim that keeps downloaded models, so that not every pod downloads them again."""
+
+    claim: SubdomainName = Field(description="A PersistentVolumeClaim that several pods can mount.")
+
+
+class StageOverrides(ApiModel):
+    """Overrides of `spec.job` for one stage."""
+
+    template: PodTemplate | None = Field(
+        default=None,
+        description="Strategic merge into the stage's pod template, after job.template. "
+        "The containers are named stage and, where the stage talks to a server, server.",
+    )
+    deadline_seconds: Annotated[int, Field(ge=60, le=31536000)] | None = Field(
+        default=None, description="The stage's Job may take this long; unset: the job's."
+    )
+
+
+class JobSettings(ApiModel):
+    """How the stages' Jobs run."""
+
+    nodes: int = Field(default=1, ge=1, le=256, description="Pods of a training stage.")
+    gpus_per_node: int = Field(
+        default=1, ge=0, le=64, description="GPUs, and so processes, per pod of a training stage; 0: CPU."
+    )
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(
+        default=1, description="DeepSpeed ZeRO stage of the training stages."
+    )
+    checkpoint_every_steps: int = Field(
+        default=500, ge=1, le=1000000, description="Optimizer steps between two checkpoints."
+    )
+    checkpoints_kept: int = Field(default=2, ge=1, le=100, description="Complete checkpoints kept per stage.")
+    grace_period_seconds: int = Field(
+        default=300,
+        ge=10,
+        le=86400,
+        description="Time that a stopped pod has to save its checkpoint, in seconds.",
+    )
+    deadline_seconds: int = Field(
+        default=604800, ge=60, le=31536000, description="A stage's Job may take this long, in seconds."
+    )
+    retries: int = Field(
+        default=3,
+        ge=0,
+        le=100,
+        description="How often a stage that failed for a passing reason is tried again.",
+    )
+    queue: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
+        default=None, description="Kueue LocalQueue of the Jobs."
+    )
+    template: PodTemplate | None = Field(
+        default=None, description="Strategic merge into the pod template of every stage."
+    )
+    stages: Annotated[dict[StageName, StageOverrides], Field(max_length=9)] = Field(
+        default_factory=dict, description="Overrides for one stage, by its name."
+    )
+
+
+class TrainingOptimization(ApiModel):
+    """What Stage 2 and Stage 4 share."""
+
+    schedule: Literal["Cosine", "Constant"] = Field(
+        default="Cosine", description="Learning rate after the warm-up: down along a cosine, or constant."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay.")
+    clip_norm: float = Field(
+        default=1.0, gt=0, le=1000, description="Gradients are clipped to this global norm."
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Export an exponential average of the weights with this decay; unset: the last weights.",
+    )
+    precision: Literal["BF16", "FP32"] = Field(
+        default="BF16", description="Precision of the matrix products; weights are kept in FP32."
+    )
+    seed: int = Field(default=0, ge=0, le=2147483647, description="Seed of sampling and initialisation.")
+
+
+class DeletionPolicy(StrEnum):
+    """What happens to artifacts when the resource is deleted."""
+
+    RETAIN = "Retain"
