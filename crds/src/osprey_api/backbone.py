@@ -42,9 +42,7 @@ class Pretraining(TrainingOptimization):
     )
     steps: int = Field(default=10000, ge=1, le=10000000, description="Optimizer steps.")
     sequence_length: int = Field(default=4096, ge=16, le=1048576, description="Tokens per sequence.")
-    global_batch_size: int = Field(
-        default=2048, ge=1, le=1048576, description="Sequences per optimizer step."
-    )
+    global_batch_size: int = Field(default=2048, ge=1, le=1048576, description="Sequences per optimizer step.")
     learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
     warmup_ratio: float = Field(default=0.01, ge=0, lt=1, description="Share of the steps that warm up.")
 
@@ -69,9 +67,7 @@ class OspreyBackboneSpec(ApiModel):
 
     source: ModelSource | None = Field(default=None, description="The language model to prune.")
     layers: int = Field(default=2, ge=1, le=8, description="Decoder blocks kept, from the first one.")
-    pretraining: Pretraining | None = Field(
-        default=None, description="Stage 2; unset: the backbone is pruned only."
-    )
+    pretraining: Pretraining | None = Field(default=None, description="Stage 2; unset: the backbone is pruned only.")
     import_: ImportedArtifact | None = Field(
         default=None, alias="import", description="A finished backbone, in place of source."
     )
@@ -81,9 +77,7 @@ class OspreyBackboneSpec(ApiModel):
     )
     model_cache: ModelCache | None = Field(default=None, description="Keeps downloaded models.")
     job: JobSettings = Field(default_factory=JobSettings, description="How the stages' Jobs run.")
-    suspend: bool = Field(
-        default=False, description="Stop the Jobs, keep their checkpoints, and start nothing."
-    )
+    suspend: bool = Field(default=False, description="Stop the Jobs, keep their checkpoints, and start nothing.")
     deletion_policy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN, description="What happens to artifacts when this is deleted."
     )

@@ -28,9 +28,7 @@ class StatusModel(ApiModel):
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """A DNS label: lower-case letters, digits and hyphens."""
 
-SubdomainName = Annotated[
-    str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-]
+SubdomainName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 """The name of another object of the namespace, such as a Secret or a claim."""
 
 Sentence = Annotated[str, Field(max_length=2048)]

@@ -20,9 +20,7 @@ PodTemplate = Annotated[
 class ModelSource(ApiModel):
     """A causal language model in the Hugging Face layout."""
 
-    uri: SourceUri = Field(
-        description="Where the model is: hf://OWNER/NAME, s3://BUCKET/PREFIX or pvc://CLAIM/PATH."
-    )
+    uri: SourceUri = Field(description="Where the model is: hf://OWNER/NAME, s3://BUCKET/PREFIX or pvc://CLAIM/PATH.")
     revision: str = Field(
         default="main",
         max_length=128,
@@ -33,8 +31,8 @@ class ModelSource(ApiModel):
 class ImportedArtifact(ApiModel):
     """A finished artifact made elsewhere, by this project or in the published format."""
 
-    uri: Annotated[str, Field(max_length=1024, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$")] = (
-        Field(description="Folder of the artifact, s3://BUCKET/PREFIX: the one that holds manifest.json.")
+    uri: Annotated[str, Field(max_length=1024, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$")] = Field(
+        description="Folder of the artifact, s3://BUCKET/PREFIX: the one that holds manifest.json."
     )
     digest: Digest = Field(
         description="Digest of its files, as status.artifact.digest of its maker shows it; it is checked."
@@ -44,8 +42,8 @@ class ImportedArtifact(ApiModel):
 class Storage(ApiModel):
     """Where artifacts and checkpoints are kept."""
 
-    uri: Annotated[str, Field(max_length=512, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$")] = (
-        Field(description="s3://BUCKET/PREFIX.")
+    uri: Annotated[str, Field(max_length=512, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$")] = Field(
+        description="s3://BUCKET/PREFIX."
     )
     endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://.+$")] | None = Field(
         default=None, description="URL of an S3-compatible store; unset for AWS."
@@ -126,9 +124,7 @@ class TrainingOptimization(ApiModel):
         default="Cosine", description="Learning rate after the warm-up: down along a cosine, or constant."
     )
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay.")
-    clip_norm: float = Field(
-        default=1.0, gt=0, le=1000, description="Gradients are clipped to this global norm."
-    )
+    clip_norm: float = Field(default=1.0, gt=0, le=1000, description="Gradients are clipped to this global norm.")
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
         description="Export an exponential average of the weights with this decay; unset: the last weights.",

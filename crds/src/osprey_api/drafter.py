@@ -29,9 +29,7 @@ ServerArgument = Annotated[str, Field(min_length=1, max_length=512)]
 class Target(ModelSource):
     """The served model."""
 
-    tensor_parallel: int = Field(
-        default=1, ge=1, le=64, description="GPUs over which one server splits the model."
-    )
+    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs over which one server splits the model.")
     gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
         default=None, description="GPUs that one server asks for; unset: tensorParallel; 0: it runs on CPU."
     )
@@ -73,9 +71,7 @@ class Regeneration(ApiModel):
     max_tokens: int = Field(default=4096, ge=1, le=1048576, description="Longest answer, in tokens.")
     temperature: float = Field(default=0.0, ge=0, le=2, description="0 is greedy.")
     concurrency: int = Field(default=64, ge=1, le=4096, description="Requests in flight.")
-    seed: int = Field(
-        default=0, ge=0, le=2147483647, description="Seed of sampling and of the held-out choice."
-    )
+    seed: int = Field(default=0, ge=0, le=2147483647, description="Seed of sampling and of the held-out choice.")
 
 
 class Teacher(ApiModel):
@@ -91,9 +87,7 @@ class Distillation(TrainingOptimization):
     """Stage 4: the training-time-test unroll against the frozen target."""
 
     epochs: int = Field(default=3, ge=1, le=1000, description="Passes over the answers.")
-    sequence_length: int = Field(
-        default=4096, ge=16, le=1048576, description="Longest prompt and answer, in tokens."
-    )
+    sequence_length: int = Field(default=4096, ge=16, le=1048576, description="Longest prompt and answer, in tokens.")
     global_batch_size: int = Field(default=2, ge=1, le=65536, description="Conversations per optimizer step.")
     learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Share of the steps that warm up.")
@@ -257,9 +251,7 @@ class OspreyDrafterSpec(ApiModel):
     deletion_policy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN, description="What happens to artifacts when this is deleted."
     )
-    revision_history_limit: int = Field(
-        default=5, ge=1, le=20, description="Drafter revisions kept in status."
-    )
+    revision_history_limit: int = Field(default=5, ge=1, le=20, description="Drafter revisions kept in status.")
 
 
 class RevisionState(StrEnum):

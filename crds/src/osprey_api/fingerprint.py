@@ -13,9 +13,7 @@ def canonical_json(value: JsonValue) -> bytes:
     Raises:
         ValueError: a number is NaN or infinite, which JSON cannot say.
     """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def sha256(value: JsonValue) -> str:

@@ -59,3 +59,11 @@ def stage_job_name(resource: str, stage: str, fingerprint: str) -> str:
 def fingerprint_label(fingerprint: str) -> str:
     """Return as much of a fingerprint as fits a label: 32 hex digits, 128 bits."""
     return fingerprint[:32]
+
+
+MODEL_PATH = "/osprey/model"
+"""Where a model that does not come from a claim is downloaded to, for a server of the pod."""
+MODEL_CACHE_PATH = "/osprey/model-cache"
+"""Where the claim of `modelCache` is mounted; also HF_HOME."""
+WANTED_PATH = "/osprey/wanted/wanted.json"
+"""Where a Deployment's ConfigMap with `ServerFiles` is mounted."""

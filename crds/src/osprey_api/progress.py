@@ -3,6 +3,6 @@
 STEP = "osprey_stage_step"
 TOTAL_STEPS = "osprey_stage_total_steps"
 LOSS = "osprey_stage_loss"
-TOKENS_PER_SECOND = "osprey_stage_tokens_per_second"  # noqa: S105 - a metric's name
+TOKENS_PER_SECOND = "osprey_stage_tokens_per_second"
 ETA_SECONDS = "osprey_stage_eta_seconds"
 SIMULATED_ACCEPTANCE_LENGTH = "osprey_stage_simulated_acceptance_length"

@@ -6,7 +6,9 @@ from urllib.parse import parse_qsl
 
 from osprey_api.naming import CLAIM_MOUNT_ROOT
 
-SOURCE_PATTERN = r"^(hf://[^/?]+/[^/?]+(\?.*)?|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?|pvc://[a-z0-9][-a-z0-9.]*(/.*)?)$"
+SOURCE_PATTERN = (
+    r"^(hf://[^/?]+/[^/?]+(\?.*)?|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?|pvc://[a-z0-9][-a-z0-9.]*(/.*)?)$"
+)
 """One pattern for the schema and for `parse`."""
 
 

@@ -35,9 +35,7 @@ class StageStatus(StatusModel):
     """One stage of a resource."""
 
     name: StageName = Field(description="The stage.")
-    fingerprint: str = Field(
-        default="", max_length=64, description="What the stage's result is addressed by."
-    )
+    fingerprint: str = Field(default="", max_length=64, description="What the stage's result is addressed by.")
     job: str = Field(default="", max_length=63, description="The Job that ran it, or runs it.")
     state: StageState = Field(description="Where it stands.")
     attempts: int = Field(default=0, description="Jobs started for this fingerprint.")
@@ -60,6 +58,4 @@ class Resolved(StatusModel):
     fingerprint: str = Field(max_length=64, description="Of the resolve stage that found this.")
     model: Pinned = Field(description="The source LM, or the target.")
     facts: ModelFacts = Field(description="What the model is.")
-    data: Annotated[tuple[PinnedData, ...], Field(max_length=32)] = Field(
-        default=(), description="The data sources."
-    )
+    data: Annotated[tuple[PinnedData, ...], Field(max_length=32)] = Field(default=(), description="The data sources.")
