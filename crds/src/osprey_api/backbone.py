@@ -54,11 +54,11 @@ class OspreyBackboneSpec(ApiModel):
         json_schema_extra={
             "x-kubernetes-validations": [
                 {
-                    "rule": "has(self.source) != has(self.import)",
+                    "rule": "has(self.source) != has(self.__import__)",
                     "message": "set source (a language model to prune) or import (a finished backbone), and not both",
                 },
                 {
-                    "rule": "!has(self.import) || !has(self.pretraining)",
+                    "rule": "!has(self.__import__) || !has(self.pretraining)",
                     "message": "an imported backbone is finished: remove pretraining, or set source instead of import",
                 },
             ]

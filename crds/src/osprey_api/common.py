@@ -113,7 +113,16 @@ class JobSettings(ApiModel):
         default=None, description="Strategic merge into the pod template of every stage."
     )
     stages: Annotated[dict[StageName, StageOverrides], Field(max_length=9)] = Field(
-        default_factory=dict, description="Overrides for one stage, by its name."
+        default_factory=dict,
+        description="Overrides for one stage, by its name.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": f"self.all(stage, stage in {[str(stage) for stage in StageName]})",
+                    "message": f"the stages are {', '.join(StageName)}",
+                }
+            ]
+        },
     )
 
 
