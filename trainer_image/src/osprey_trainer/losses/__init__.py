@@ -1,0 +1,1 @@
+"""The readable loss and the fast one."""

@@ -1,0 +1,97 @@
+"""The backbone: the first decoder blocks of a small language model, with its embedding, final norm and head."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from osprey_api.conditions import FailureReason
+from osprey_trainer.errors import TrainerError
+from osprey_trainer.models import hf_names
+from osprey_trainer.models.llama import Attention, LlamaBody, Mlp, RMSNorm, Rotary
+
+
+class BackboneLayer(nn.Module):
+    """A plain Llama decoder block."""
+
+    def __init__(self, body: LlamaBody) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(body.hidden_size, body.rms_norm_eps)
+        self.self_attn = Attention(body, body.hidden_size)
+        self.post_attention_layernorm = RMSNorm(body.hidden_size, body.rms_norm_eps)
+        self.mlp = Mlp(body)
+
+    def forward(self, stream: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+        """stream: [B, T, H] -> [B, T, H]."""
+        x = self.input_layernorm(stream)
+        queries = self.self_attn.queries(x, cos_sin)
+        stream = stream + self.self_attn.causal(queries, *self.self_attn.keys_values(x, cos_sin))
+        out: Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return out
+
+
+class Backbone(nn.Module):
+    """A pruned language model. Its state dict is a Hugging Face checkpoint without the `model.` prefix.
+
+    Attributes:
+        hf_config: the `config.json` it is saved with.
+    """
+
+    def __init__(self, hf_config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.hf_config = dict(hf_config)
+        self.body = body = LlamaBody.from_hf(hf_config)
+        vocab_size = hf_config["vocab_size"]
+        self.embed_tokens = nn.Embedding(vocab_size, body.hidden_size)
+        self.layers = nn.ModuleList(BackboneLayer(body) for _ in range(body.num_layers))
+        self.norm = RMSNorm(body.hidden_size, body.rms_norm_eps)
+        self.lm_head: nn.Linear | None = None
+        if not hf_config.get("tie_word_embeddings", False):
+            self.lm_head = nn.Linear(body.hidden_size, vocab_size, bias=False)
+        self.rotary = Rotary(body)
+
+    @classmethod
+    def prune(cls, folder: Path, layers: int) -> Self:
+        """The first `layers` blocks of the language model in `folder`, in fp32.
+
+        Raises:
+            TrainerError: INVALID_CONFIG if it has fewer blocks; UNSUPPORTED_MODEL, CORRUPT_ARTIFACT.
+        """
+        config = hf_names.read_config(folder)
+        available = LlamaBody.from_hf(config).num_layers
+        if not 1 <= layers <= available:
+            raise TrainerError(
+                FailureReason.INVALID_CONFIG,
+                f"layers is {layers}, but the source has {available} decoder blocks; choose 1 to {available}.",
+            )
+        backbone = cls(config | {"num_hidden_layers": layers})
+        tensors = hf_names.read_tensors(folder, skip=lambda name: hf_names.is_pruned(name, layers))
+        hf_names.load_exactly(backbone, hf_names.backbone_from_hf(tensors, backbone.hf_config), folder)
+        return backbone
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads what `save` wrote, or any small Llama, in fp32."""
+        return cls.prune(folder, hf_names.read_config(folder)["num_hidden_layers"])
+
+    def save(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
+        """Writes `config.json` and `model.safetensors` as Hugging Face's LlamaForCausalLM reads them."""
+        weights = {name: value.to(dtype) for name, value in self.state_dict().items()}
+        config = self.hf_config | {"dtype": str(dtype).removeprefix("torch.")}
+        hf_names.write_folder(folder, config, hf_names.backbone_to_hf(weights))
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, H]: the head, which may be the embedding."""
+        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: int64 [B, T] -> output of the final norm [B, T, H]; logits are `hidden @ head_weight.T`."""
+        cos_sin = self.rotary(torch.arange(ids.shape[1], device=ids.device))
+        stream: Tensor = self.embed_tokens(ids)
+        for layer in self.layers:
+            stream = layer(stream, cos_sin)
+        normed: Tensor = self.norm(stream)
+        return normed

@@ -1,0 +1,277 @@
+"""The drafter: a Llama body whose attention also sees a context made of the target's hidden states.
+
+In every layer the attention input is cat(input_layernorm(first), hidden_norm(stream)), 2H wide:
+
+* Osprey (`swap_h_and_emb`): first = context, the same for every layer; the residual stream starts as the token
+  embedding, as it did in the backbone's language model.
+* EAGLE-3: one layer; first = token embedding; the residual stream starts as the context.
+
+The context is fc(three tapped hidden states of the target) at step 0 of the unroll, and the drafter's own last
+stream before the final norm afterwards.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from osprey_api.conditions import FailureReason
+from osprey_trainer.errors import TrainerError
+from osprey_trainer.models import hf_names
+from osprey_trainer.models.backbone import Backbone
+from osprey_trainer.models.llama import Attention, LlamaBody, Mlp, RMSNorm, Rotary
+from osprey_trainer.vocabulary import Alignment, DraftVocabulary
+
+_INITIALISER_STD = 0.02
+
+
+class Arrangement(StrEnum):
+    """Which of embedding and context comes first in the attention input, and which is the residual stream."""
+
+    OSPREY = "osprey"
+    EAGLE3 = "eagle3"
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """Everything but the weights.
+
+    Attributes:
+        vocab_size: V, rows of the target's embedding, padding included.
+        draft_vocab_size: Vd, rows of the drafter's head.
+        target_hidden_size: Ht.
+        tapped_layers: "input to layer j" convention.
+        token_ids: `bos_token_id`, `eos_token_id`, `pad_token_id` of the target, copied to the export.
+    """
+
+    arrangement: Arrangement
+    body: LlamaBody
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    tapped_layers: tuple[int, ...]
+    token_ids: Mapping[str, Any]
+
+
+class DrafterLayer(nn.Module):
+    """One decoder block with a 2H-wide attention input."""
+
+    def __init__(self, body: LlamaBody) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(body.hidden_size, body.rms_norm_eps)
+        self.hidden_norm = RMSNorm(body.hidden_size, body.rms_norm_eps)
+        self.self_attn = Attention(body, 2 * body.hidden_size)
+        self.post_attention_layernorm = RMSNorm(body.hidden_size, body.rms_norm_eps)
+        self.mlp = Mlp(body)
+
+    def attention_input(self, first: Tensor, stream: Tensor) -> Tensor:
+        """first, stream: [B, T, H] -> [B, T, 2H]."""
+        return torch.cat([self.input_layernorm(first), self.hidden_norm(stream)], dim=-1)
+
+    def add(self, stream: Tensor, attended: Tensor) -> Tensor:
+        """Adds the attention's output, then the feed-forward block, to the residual stream."""
+        stream = stream + attended
+        out: Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return out
+
+
+class Drafter(nn.Module):
+    """The drafter. Its state dict is the published checkpoint, save for the name of a single layer.
+
+    `unroll.unroll` is its forward pass for training and simulation.
+    """
+
+    t2d: Tensor
+    d2t: Tensor
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        body = config.body
+        if config.arrangement is Arrangement.EAGLE3 and body.num_layers != 1:
+            raise TrainerError(
+                FailureReason.INVALID_CONFIG, f"An EAGLE-3 drafter has one layer, not {body.num_layers}."
+            )
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, body.hidden_size)
+        self.fc = nn.Linear(len(config.tapped_layers) * config.target_hidden_size, body.hidden_size, bias=False)
+        self.layers = nn.ModuleList(DrafterLayer(body) for _ in range(body.num_layers))
+        self.norm = RMSNorm(body.hidden_size, body.rms_norm_eps)
+        self.lm_head = nn.Linear(body.hidden_size, config.draft_vocab_size, bias=False)
+        self.rotary = Rotary(body)
+        identity = DraftVocabulary.identity(config.vocab_size)
+        self.register_buffer("d2t", identity.d2t[: config.draft_vocab_size])
+        self.register_buffer("t2d", identity.t2d)
+
+    @classmethod
+    def from_backbone(
+        cls,
+        backbone: Backbone,
+        alignment: Alignment,
+        *,
+        target_config: Mapping[str, Any],
+        tapped_layers: tuple[int, ...],
+    ) -> Self:
+        """The Osprey drafter that computes exactly the backbone's language model: QKV [0, W], fc identity.
+
+        Args:
+            backbone: the pruned language model, pretrained or not.
+            alignment: the target's vocabulary in terms of the backbone's.
+            target_config: the target's `config.json`.
+            tapped_layers: "input to layer j" convention.
+        """
+        text = text_config(target_config)
+        body = dataclasses.replace(backbone.body, max_position_embeddings=text["max_position_embeddings"])
+        config = _config(Arrangement.OSPREY, body, text, tapped_layers)
+        drafter = cls(config)
+        embedding = backbone.embed_tokens.weight.detach()
+        weights = hf_names.drafter_from_backbone(
+            backbone.state_dict(),
+            num_layers=body.num_layers,
+            target_hidden_size=config.target_hidden_size,
+            num_taps=len(tapped_layers),
+        )
+        weights["embed_tokens.weight"] = alignment.apply(embedding)
+        weights["lm_head.weight"] = alignment.apply(backbone.head_weight.detach())
+        drafter.load_state_dict(weights | {"d2t": drafter.d2t, "t2d": drafter.t2d})
+        return drafter
+
+    @classmethod
+    def from_scratch(
+        cls,
+        *,
+        target_config: Mapping[str, Any],
+        target_embedding: Tensor,
+        tapped_layers: tuple[int, ...],
+        seed: int,
+    ) -> Self:
+        """The EAGLE-3 baseline: one layer of the target's sizes, its embedding copied, all else random.
+
+        Args:
+            target_config: the target's `config.json`; its body must be of the Llama type.
+            target_embedding: [V, Ht].
+            tapped_layers: "input to layer j" convention.
+            seed: of the random weights.
+        """
+        text = text_config(target_config)
+        body = dataclasses.replace(LlamaBody.from_hf(text), num_layers=1)
+        drafter = cls(_config(Arrangement.EAGLE3, body, text, tapped_layers))
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for module in drafter.modules():
+                if isinstance(module, nn.Linear):
+                    module.weight.normal_(std=_INITIALISER_STD, generator=generator)
+            drafter.embed_tokens.weight.copy_(target_embedding)
+        return drafter
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads a checkpoint in the published format, in fp32.
+
+        Raises:
+            TrainerError: CORRUPT_ARTIFACT for unknown, missing or misshapen tensors; UNSUPPORTED_MODEL for a
+                config of another kind.
+        """
+        config = _config_from_json(hf_names.read_config(folder))
+        state = hf_names.from_published(hf_names.read_tensors(folder), num_layers=config.body.num_layers)
+        drafter = cls(config)
+        hf_names.load_exactly(drafter, state, folder)
+        return drafter
+
+    def save(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
+        """Writes `config.json` and `model.safetensors` in the published format, which SGLang serves."""
+        state = {
+            name: value.to(dtype) if value.is_floating_point() else value for name, value in self.state_dict().items()
+        }
+        weights = hf_names.to_published(state, num_layers=self.config.body.num_layers)
+        hf_names.write_folder(folder, _config_to_json(self.config, dtype), weights)
+
+    def with_draft_vocabulary(self, vocabulary: DraftVocabulary) -> "Drafter":
+        """The same drafter with only these rows of the head.
+
+        Raises:
+            TrainerError: INVALID_CONFIG if the head is already compressed: the mapping is frozen for life.
+        """
+        if self.config.draft_vocab_size != self.config.vocab_size:
+            raise TrainerError(
+                FailureReason.INVALID_CONFIG,
+                f"The drafter already has a draft vocabulary of {self.config.draft_vocab_size} tokens, and it "
+                "stays for life; start from a converted drafter to choose another.",
+            )
+        config = dataclasses.replace(self.config, draft_vocab_size=len(vocabulary.ids))
+        drafter = Drafter(config)
+        state = self.state_dict() | {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+        state["lm_head.weight"] = self.lm_head.weight.detach()[vocabulary.ids]
+        drafter.load_state_dict(state)
+        return drafter
+
+    @property
+    def draft_ids(self) -> Tensor:
+        """int64 [Vd]: the target's token id of every row of the head, ascending."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def arrange(self, embedding: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """-> (first half of every layer's attention input, start of the residual stream)."""
+        if self.config.arrangement is Arrangement.OSPREY:
+            return context, embedding
+        return embedding, context
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a `config.json`: of a multimodal target it lies one level down."""
+    nested: Mapping[str, Any] = config.get("text_config", config)
+    return nested
+
+
+def _config(
+    arrangement: Arrangement, body: LlamaBody, target: Mapping[str, Any], tapped_layers: tuple[int, ...]
+) -> DraftConfig:
+    return DraftConfig(
+        arrangement=arrangement,
+        body=body,
+        vocab_size=target["vocab_size"],
+        draft_vocab_size=target["vocab_size"],
+        target_hidden_size=target["hidden_size"],
+        tapped_layers=tapped_layers,
+        token_ids={name: target.get(name) for name in hf_names.TOKEN_ID_FIELDS},
+    )
+
+
+def _config_to_json(config: DraftConfig, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        **config.body.to_hf(),
+        **config.token_ids,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "dtype": str(dtype).removeprefix("torch."),
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "tie_word_embeddings": False,
+        "swap_h_and_emb": config.arrangement is Arrangement.OSPREY,
+        # The published format names the layer whose *output* is tapped: the input of layer j is the output of j-1.
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in config.tapped_layers],
+            "use_aux_hidden_state": True,
+        },
+    }
+
+
+def _config_from_json(fields: Mapping[str, Any]) -> DraftConfig:
+    try:
+        ids = fields["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        swapped = fields.get("swap_h_and_emb", False)
+        return DraftConfig(
+            arrangement=Arrangement.OSPREY if swapped else Arrangement.EAGLE3,
+            body=LlamaBody.from_hf(fields),
+            vocab_size=fields["vocab_size"],
+            draft_vocab_size=fields["draft_vocab_size"],
+            target_hidden_size=fields.get("target_hidden_size") or fields["hidden_size"],
+            tapped_layers=tuple(layer + 1 for layer in ids),
+            token_ids={name: fields.get(name) for name in hf_names.TOKEN_ID_FIELDS},
+        )
+    except KeyError as error:
+        raise TrainerError(FailureReason.CORRUPT_ARTIFACT, f"The drafter's config.json lacks {error}.") from error

@@ -1,0 +1,210 @@
+"""The parts of a Llama body that the backbone and the drafter share.
+
+Attribute names are those of Hugging Face Llama checkpoints, so that a state dict needs no second set of names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from osprey_api.conditions import FailureReason
+from osprey_trainer.errors import TrainerError
+
+# Types whose frequencies do not depend on the length of the sequence that is being run: the trainer and the
+# server then agree whatever the batch.
+_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+@dataclass(frozen=True)
+class LlamaBody:
+    """Sizes of a Llama-type body; enough to build its layers.
+
+    Attributes:
+        rope: the `rope_parameters` of transformers 5 (`rope_type`, `rope_theta`, and what the type needs).
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: Mapping[str, Any]
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> "LlamaBody":
+        """Reads the fields of a `config.json`, old RoPE schema (`rope_theta`, `rope_scaling`) or new.
+
+        Raises:
+            TrainerError: UNSUPPORTED_MODEL when the body is not the plain Llama that this module computes.
+        """
+        if config.get("model_type") != "llama":
+            raise TrainerError(
+                FailureReason.UNSUPPORTED_MODEL,
+                f"The body is of model type {config.get('model_type')!r}; only 'llama' bodies are supported. "
+                "Choose a Llama-type source, or leave the backbone out to train EAGLE-3 from scratch.",
+            )
+        for field, expected in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
+            if config.get(field, expected) != expected:
+                raise TrainerError(
+                    FailureReason.UNSUPPORTED_MODEL,
+                    f"The body has {field}={config[field]!r}; only {field}={expected!r} is supported.",
+                )
+        heads = config["num_attention_heads"]
+        return cls(
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            rms_norm_eps=config["rms_norm_eps"],
+            max_position_embeddings=config["max_position_embeddings"],
+            rope=rope_parameters(config),
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The fields of a `config.json`, RoPE in both schemas: engines of either age read the same angles."""
+        scaling = {key: value for key, value in self.rope.items() if key != "rope_theta"}
+        return {
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": self.rms_norm_eps,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rope_parameters": dict(self.rope),
+            "rope_theta": self.rope["rope_theta"],
+            "rope_scaling": None if self.rope["rope_type"] == "default" else scaling,
+        }
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE of a `config.json` in the schema of transformers 5.
+
+    Raises:
+        TrainerError: UNSUPPORTED_MODEL for a type whose angles depend on the length of the batch.
+    """
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    if rope["rope_type"] not in _STATIC_ROPE:
+        raise TrainerError(
+            FailureReason.UNSUPPORTED_MODEL,
+            f"RoPE type {rope['rope_type']!r} changes with the length of the sequence; "
+            f"supported types are {', '.join(sorted(_STATIC_ROPE))}.",
+        )
+    return rope
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in the dtype of its input."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises the last dimension of x: [..., size]."""
+        # A weight of another dtype than the input's loses the fused kernel.
+        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of rotary position embeddings, by transformers' own frequencies."""
+
+    inv_freq: Tensor
+
+    def __init__(self, body: LlamaBody) -> None:
+        super().__init__()
+        # Sizes that do not matter for RoPE are left at their defaults: LlamaConfig refuses a hidden size that
+        # is no multiple of the heads, which an explicit head_dim allows.
+        config = LlamaConfig(
+            head_dim=body.head_dim,
+            max_position_embeddings=body.max_position_embeddings,
+            rope_parameters=dict(body.rope),
+        )
+        hf = LlamaRotaryEmbedding(config)
+        self.scaling = float(hf.attention_scaling)
+        self.register_buffer("inv_freq", hf.inv_freq.float(), persistent=False)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions: int [...] -> cos, sin: fp32 [..., head_dim]."""
+        angles = positions[..., None].float() * self.inv_freq
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos() * self.scaling, angles.sin() * self.scaling
+
+
+def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+    """Applies RoPE to x: [B, heads, T, head_dim]; cos and sin: [T, head_dim] or [B, 1, T, head_dim]."""
+    cos, sin = cos_sin
+    left, right = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Projections of grouped-query attention; `input_size` is H for a backbone and 2H for a drafter."""
+
+    def __init__(self, body: LlamaBody, input_size: int) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = body.num_heads, body.num_kv_heads, body.head_dim
+        query_size, kv_size = body.num_heads * body.head_dim, body.num_kv_heads * body.head_dim
+        self.q_proj = nn.Linear(input_size, query_size, bias=False)
+        self.k_proj = nn.Linear(input_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(input_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(query_size, body.hidden_size, bias=False)
+
+    def queries(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+        """x: [B, T, input_size] -> rotated queries [B, heads, T, head_dim]."""
+        return rotate(self._heads(self.q_proj(x), self.num_heads), cos_sin)
+
+    def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """x: [B, T, input_size] -> rotated keys and values, each [B, kv_heads, T, head_dim]."""
+        keys = rotate(self._heads(self.k_proj(x), self.num_kv_heads), cos_sin)
+        return keys, self._heads(self.v_proj(x), self.num_kv_heads)
+
+    def causal(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Causal self-attention of whole sequences -> [B, T, H]."""
+        group = self.num_heads // self.num_kv_heads
+        mixed = functional.scaled_dot_product_attention(
+            queries, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), is_causal=True
+        )
+        return self.output(mixed)
+
+    def output(self, mixed: Tensor) -> Tensor:
+        """mixed: [B, heads, T, head_dim] -> [B, T, H]."""
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor, heads: int) -> Tensor:
+        return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    """Gated feed-forward block."""
+
+    def __init__(self, body: LlamaBody) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(body.hidden_size, body.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(body.hidden_size, body.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(body.intermediate_size, body.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., H] -> [..., H]."""
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out

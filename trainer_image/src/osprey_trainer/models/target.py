@@ -1,0 +1,156 @@
+"""The frozen target: its tapped hidden states and its last hidden state, never its logits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from osprey_api.conditions import FailureReason
+from osprey_trainer.errors import TrainerError
+
+# Logits = head(last hidden state) must hold: the loss recomputes them so. These options bend that.
+_LOGIT_OPTIONS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
+
+
+def default_tapped_layers(num_layers: int) -> tuple[int, ...]:
+    """The three layers whose *inputs* are tapped: [2, n//2, n-3], as SGLang and vLLM choose by default.
+
+    Targets too small for three distinct ones get the three nearest to that: layers 1, 2 and so on, then 0.
+
+    Raises:
+        TrainerError: UNSUPPORTED_MODEL for fewer than three layers.
+    """
+    if num_layers < 3:
+        raise TrainerError(
+            FailureReason.UNSUPPORTED_MODEL,
+            f"The target has {num_layers} layers; three distinct layers are tapped, so it needs at least three.",
+        )
+    layers = sorted({2, num_layers // 2, num_layers - 3})
+    if len(layers) == 3 and layers[0] > 0:
+        return tuple(layers)
+    return (0, 1, 2) if num_layers == 3 else tuple(range(num_layers - 3, num_layers))
+
+
+def check_tapped_layers(tapped_layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Three ascending layers in [0, num_layers).
+
+    Raises:
+        TrainerError: INVALID_CONFIG otherwise.
+    """
+    layers = tuple(tapped_layers)
+    if len(layers) != 3 or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= num_layers:
+        raise TrainerError(
+            FailureReason.INVALID_CONFIG,
+            f"Tapped layers {list(layers)} are not three ascending layers of a target with {num_layers} "
+            f"layers; they name the layers whose input is tapped, for example "
+            f"{list(default_tapped_layers(num_layers))}.",
+        )
+    return layers
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """What the drafter learns from.
+
+    Attributes:
+        taps: [B, T, 3·Ht], inputs of the three tapped layers, shallowest first.
+        last_hidden: [B, T, Ht], output of the final norm: logits are `last_hidden @ head.T`.
+    """
+
+    taps: Tensor
+    last_hidden: Tensor
+
+
+class Target:
+    """A causal language model in a local Hugging Face folder, frozen.
+
+    Attributes:
+        tapped_layers: "input to layer j" convention; ids in an exported `eagle_config` are these minus one.
+        head: [V, Ht], the weight of the language-model head.
+        embedding: [V, Ht], the token embedding.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tapped_layers: Sequence[int] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Loads the model.
+
+        Raises:
+            TrainerError: UNSUPPORTED_MODEL if its logits are not simply head(last hidden state);
+                INVALID_CONFIG for impossible tapped layers.
+        """
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        _check_logits(config)
+        num_layers = config.num_hidden_layers
+        self.tapped_layers = (
+            default_tapped_layers(num_layers)
+            if tapped_layers is None
+            else check_tapped_layers(tapped_layers, num_layers)
+        )
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model.to(device).eval().requires_grad_(requires_grad=False)
+        self.body: nn.Module = model.get_decoder()
+        output = model.get_output_embeddings()
+        if getattr(output, "bias", None) is not None:
+            raise TrainerError(
+                FailureReason.UNSUPPORTED_MODEL,
+                "The target's language-model head has a bias; none is supported.",
+            )
+        self.head: Tensor = output.weight
+        self.embedding: Tensor = model.get_input_embeddings().weight
+        self._captured: dict[int, Tensor] = {}
+        layers: Any = self.body.layers
+        for layer in self.tapped_layers:
+            layers[layer].register_forward_pre_hook(self._capture(layer), with_kwargs=True)
+
+    @torch.no_grad()
+    def states(self, ids: Tensor) -> TargetStates:
+        """ids: int64 [B, T], padded on the right. States of the padding mean nothing.
+
+        Attention is causal, so padding on the right changes no real position and needs no mask.
+        """
+        last_hidden: Tensor = self.body(input_ids=ids, use_cache=False).last_hidden_state
+        taps = torch.cat([self._captured.pop(layer) for layer in self.tapped_layers], dim=-1)
+        return TargetStates(taps=taps, last_hidden=last_hidden)
+
+    @torch.no_grad()
+    def greedy_tokens(self, last_hidden: Tensor, *, chunk: int = 256) -> Tensor:
+        """The target's most likely next token, logits formed `chunk` rows at a time.
+
+        Needed only for answers that were sampled: in a greedy answer it is the next token.
+
+        Args:
+            last_hidden: [..., Ht].
+            chunk: rows whose [chunk, V] logits exist at one time.
+
+        Returns:
+            int64 [...].
+        """
+        rows = last_hidden.flatten(0, -2).split(chunk)
+        return torch.cat([functional.linear(x, self.head).argmax(-1) for x in rows]).view(last_hidden.shape[:-1])
+
+    def _capture(self, layer: int) -> Any:
+        # A hook keeps three states; output_hidden_states would keep one per layer.
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._captured[layer] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+
+def _check_logits(config: Any) -> None:
+    bent = [name for name in _LOGIT_OPTIONS if getattr(config, name, None) not in (None, 1, 1.0)]
+    if bent:
+        raise TrainerError(
+            FailureReason.UNSUPPORTED_MODEL,
+            f"The target changes its logits after the head ({', '.join(bent)}); distillation needs plain logits.",
+        )
