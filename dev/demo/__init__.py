@@ -1,0 +1,1 @@
+"""`make demo`: from nothing to a drafter that is trained, measured, served and watched, on one machine."""
