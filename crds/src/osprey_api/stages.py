@@ -284,6 +284,8 @@ class Execution(ApiModel):
     zero_stage: int = Field(default=1, ge=0, le=3)
     checkpoint_every_steps: int = 500
     checkpoints_kept: int = 2
+    concurrency: int = Field(default=64, ge=1)
+    """Requests in flight of regenerate; the stages that measure time have their own in their config."""
 
 
 class StageTask(ApiModel):
@@ -444,6 +446,8 @@ class EvaluateResult(ApiModel):
 
     stage: Literal[StageName.EVALUATE] = StageName.EVALUATE
     requests: int
+    requests_without_verify_step: int = 0
+    """Answers that ended with their first token: no draft was ever judged."""
     acceptance_length: float
     """Mean over requests of completion tokens / verify steps; requests without a verify step are left out."""
     acceptance_length_corpus: float
