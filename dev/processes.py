@@ -19,9 +19,7 @@ class NotReadyError(RuntimeError):
     """Something that was started did not come up: the message has the end of its log."""
 
 
-def start(
-    group: str, name: str, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None
-) -> int:
+def start(group: str, name: str, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> int:
     """Start a command in its own session, its output appended to ``log``, and return its process id.
 
     Args:

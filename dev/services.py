@@ -28,8 +28,8 @@ class S3Server:
 
     Attributes:
         state: folder for its data and its log; made if missing, and kept by ``stop``.
-        address: where it listens, for everything: never one that the outside can reach, since only its S3 port
-            asks for a key. Pods reach the host's end of a cluster's link, ``Cluster.host_address``.
+        address: where it listens, for everything: never one that the outside can reach, since only S3 asks
+            for a key. Pods reach the host's end of a cluster's link, ``Cluster.host_address``.
         access_key: the name of its one user.
         secret_key: and the password; a random one if not given.
         port: of S3, on ``address``; 0 until started.
