@@ -1,0 +1,91 @@
+"""The values that flow through one pass: settings, whose children, what was seen, and what to do about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from osprey_api.common import Storage
+
+KubernetesObject = dict[str, Any]
+"""A Kubernetes object as its JSON: untyped here, since the API server knows better what it may hold."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What whoever installs the operator decides. `settings.from_environment` reads it; tests build it."""
+
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to watch; empty: all."""
+    trainer_image: str = "osprey-trainer:latest"
+    """Runs resolve, prune, tokenize, pretrain, convert and distil."""
+    serving_image: str = "osprey-serving:latest"
+    """Runs regenerate, baseline, evaluate, fetch, sync and the plugin's installation."""
+    sglang_image: str = "lmsysorg/sglang:v0.5.23"
+    """The stock server, where a drafter names no other."""
+    sglang_version: str = "0.5.23"
+    """Version of `sglang_image`: it is part of the fingerprint of what that server answered."""
+    image_pull_policy: str = "IfNotPresent"
+    """Of every container of ours."""
+    pod_template: Mapping[str, Any] = field(default_factory=dict)
+    """PodTemplateSpec fragment merged into every pod, before the resource's own."""
+    storage: Storage | None = None
+    """For resources that name none."""
+    finished_job_ttl_seconds: int = 86400
+    """How long a finished Job and its logs are kept."""
+    workers: int = 8
+    """Resources that are worked on at once."""
+    poll_seconds: float = 10.0
+    """Between two passes over a resource with a running stage, for its progress."""
+    resync_seconds: float = 300.0
+    """Between two passes over a resource that waits on a child and hears nothing."""
+    retry_base_seconds: float = 20.0
+    """Delay before the first new attempt at something that failed; it doubles with each one."""
+    retry_max_seconds: float = 300.0
+    """The longest such delay."""
+    settled_seconds: float = 1800.0
+    """An attempt that ran this long had a working set-up: its failure does not use up the retries."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The resource that a child belongs to."""
+
+    api_version: str
+    kind: str
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+
+    def owner_reference(self) -> KubernetesObject:
+        """Return the entry of a child's `metadata.ownerReferences` by which it is deleted with its owner."""
+        return {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """What a running stage's pod says of itself; unset: it does not say."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    eta_seconds: float | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    simulated_acceptance_length: float | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the servers of a drafter did in the window, all of them together."""
+
+    verify_steps: int
+    acceptance_length: float | None
+    """Tokens over verify steps; None: no verify step in the window."""
+    tokens_per_second: float | None
