@@ -64,6 +64,14 @@ class Api:
         query = f"?fieldManager={FIELD_MANAGER}&force=true"
         self._call("PATCH", path + query, json.dumps(manifest), "application/apply-patch+yaml")
 
+    def delete(self, path: str) -> None:
+        """Ask for the deletion of an object.
+
+        Raises:
+            ApiError: the server refuses, also if there is none.
+        """
+        self._call("DELETE", path)
+
     def _call(self, method: str, path: str, body: str | None = None, kind: str = "application/json") -> bytes:
         place = urlsplit(self.server)
         connection = http.client.HTTPSConnection(

@@ -1,0 +1,127 @@
+"""Real servers for the tests: each starts when the first test asks for it, and none outlives the session."""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `dev`, which is not installed
+
+from dev.cluster.cluster import Cluster, names
+from dev.cluster.volumes import provide, withdraw
+from dev.services import REGION, S3Server
+from dev.settings import state_home
+
+# Clusters and servers are called after the process that owns them, so that the next session can tell what a killed
+# one left behind from what another session is using right now.
+OWNER = re.compile(r"test-(\d+)-.*")
+
+
+@dataclass(frozen=True)
+class S3:
+    """A running S3 server: where it is and what a client needs."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    region: str
+
+    def client(self) -> Any:
+        """A boto3 client."""
+        import boto3  # noqa: PLC0415 - it takes a while, and most sessions need none
+        from botocore.config import Config  # noqa: PLC0415
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name=self.region,
+            config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
+        )
+
+    def make_bucket(self, name: str) -> str:
+        """Make an empty bucket and return its name."""
+        self.client().create_bucket(Bucket=name)
+        return name
+
+
+@pytest.fixture(scope="session")
+def own_name() -> Callable[[str], str]:
+    """A name for a cluster or server of this session; also removes what killed sessions left."""
+    for name in names():
+        owner = OWNER.fullmatch(name)
+        if owner and not Path("/proc", owner[1]).exists():
+            Cluster(name).down()
+    return lambda what: f"test-{os.getpid()}-{what}"
+
+
+@pytest.fixture(scope="session")
+def api_cluster(own_name) -> Iterator[Cluster]:
+    """A real API server with controllers and scheduler, without a node. `.kubeconfig` is a path."""
+    with Cluster(own_name("api"), has_node=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def node_cluster(own_name) -> Iterator[Cluster]:
+    """A cluster that runs pods. `.kubeconfig` is a path; `.host_address` is where pods reach this machine."""
+    with Cluster(own_name("node")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def s3(own_name, request) -> Iterator[S3]:
+    """A real S3 server, SeaweedFS.
+
+    Pods reach it if any test of the session uses `node_cluster`; otherwise it listens on loopback alone.
+    """
+    pods = any("node_cluster" in item.fixturenames for item in request.session.items)
+    address = request.getfixturevalue("node_cluster").host_address if pods else "127.0.0.1"
+    name = own_name("s3")
+    try:
+        with S3Server(state_home() / name, address) as server:
+            yield S3(server.endpoint, server.access_key, server.secret_key, REGION)
+    finally:
+        Cluster(name).down()  # its folder too
+
+
+@pytest.fixture
+def bucket(s3, request) -> str:
+    """An empty bucket of this test's own."""
+    return s3.make_bucket(f"b-{_digest(request.node.nodeid)}")
+
+
+@pytest.fixture
+def namespace(request) -> Iterator[Callable[..., str]]:
+    """Make namespaces that enforce the `restricted` pod security standard and go with the test.
+
+    `namespace(cluster)` returns the name of a new one; `namespace(cluster, volumes={"models": path})` also binds this
+    machine's programs, and the given folders, as claims (see `dev.cluster.volumes`).
+    """
+    made: list[tuple[Cluster, str]] = []
+
+    def make(cluster: Cluster, volumes: dict[str, Path] | None = None) -> str:
+        name = f"t-{_digest(request.node.nodeid)}-{len(made)}"
+        enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
+        manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": enforce}}
+        cluster.api().apply(f"/api/v1/namespaces/{name}", manifest)
+        made.append((cluster, name))
+        if volumes is not None:
+            provide(cluster.api(), name, volumes)
+        return name
+
+    yield make
+    for cluster, name in made:
+        withdraw(cluster.api(), name)
+        cluster.api().delete(f"/api/v1/namespaces/{name}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
