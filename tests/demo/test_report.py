@@ -35,7 +35,8 @@ def test_the_interval_holds_the_truth_and_pairs_prompts():
     ours = [request(i, s) for i, s in enumerate(steps)]
     theirs = [request(i, round(s * 1.1)) for i, s in enumerate(steps)]
     ratio = acceptance_ratio(ours, theirs)
-    assert ratio.low < 1.1 < ratio.high
+    assert ratio.low <= ratio.value <= ratio.high
+    assert ratio.value == pytest.approx(1.1, abs=0.01)
     assert ratio.high - ratio.low < 0.02
     assert acceptance_ratio(ours, theirs) == ratio
 
