@@ -1,0 +1,69 @@
+import json
+
+import numpy as np
+import pytest
+
+from osprey_api.conditions import FailureReason
+from osprey_trainer.data.shards import ShardIndex, ShardWriter, TokenStream
+from osprey_trainer.errors import TrainerError
+
+DOCUMENTS = [[5, 6, 7], [], [8], [9, 10, 11, 12, 13, 14, 15]]
+STREAM = [5, 6, 7, 1, 1, 8, 1, 9, 10, 11, 12, 13, 14, 15, 1]
+
+
+def write(folder, *, vocab_size=16, shard_tokens=4):
+    folder.mkdir()
+    writer = ShardWriter(folder, vocab_size=vocab_size, document_separator_id=1, shard_tokens=shard_tokens)
+    writer.append(DOCUMENTS[:1])
+    writer.append(DOCUMENTS[1:])
+    return writer.finish()
+
+
+def test_documents_are_one_stream_over_shards_of_fixed_size(tmp_path):
+    index = write(tmp_path / "a")
+    assert [shard.tokens for shard in index.shards] == [4, 4, 4, 3]
+    assert (index.tokens, index.rows) == (15, 4)
+    stream = TokenStream(tmp_path / "a")
+    assert len(stream) == 15
+    for start in range(15):
+        for count in range(16 - start):
+            assert stream.read(start, count).tolist() == STREAM[start : start + count]
+
+
+def test_files_are_as_documented(tmp_path):
+    write(tmp_path / "a")
+    index = json.loads((tmp_path / "a" / "index.json").read_text())
+    assert index == {
+        "dtype": "uint16",
+        "vocab_size": 16,
+        "shards": [{"file": f"shard-0000{i}.bin", "tokens": n} for i, n in enumerate([4, 4, 4, 3])],
+        "tokens": 15,
+        "rows": 4,
+        "document_separator_id": 1,
+    }
+    assert np.fromfile(tmp_path / "a" / "shard-00001.bin", "<u2").tolist() == STREAM[4:8]
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype", "width"), [(65536, "uint16", 2), (65537, "uint32", 4)])
+def test_ids_are_as_narrow_as_the_vocabulary_allows(tmp_path, vocab_size, dtype, width):
+    index = write(tmp_path / "a", vocab_size=vocab_size)
+    assert index.dtype == dtype
+    assert (tmp_path / "a" / "shard-00000.bin").stat().st_size == 4 * width
+    assert TokenStream(tmp_path / "a").read(0, 15).tolist() == STREAM
+
+
+def test_a_cut_shard_is_refused(tmp_path):
+    write(tmp_path / "a")
+    shard = tmp_path / "a" / "shard-00002.bin"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(TrainerError, match=r"shard-00002\.bin") as caught:
+        ShardIndex.read(tmp_path / "a")
+    assert caught.value.reason is FailureReason.CORRUPT_ARTIFACT
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", '{"shards": [{"name": 1}]}'])
+def test_an_unusable_index_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "index.json").write_text(content)
+    with pytest.raises(TrainerError, match=r"index\.json"):
+        ShardIndex.read(tmp_path)

@@ -1,0 +1,1 @@
+"""What the training stages read: token shards, answers, and the states of the target."""
