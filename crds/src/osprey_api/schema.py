@@ -8,7 +8,7 @@ Kubernetes wants a schema without references, null types or unknown keywords; py
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,13 +63,13 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sch
         node["description"] = " ".join(node["description"].split())
     if "properties" in schema:
         node["properties"] = {name: structural(value, definitions) for name, value in schema["properties"].items()}
+        _default_parts(node["properties"], schema["properties"], schema.get("required", ()))
         if schema.get("required"):
             node["required"] = sorted(schema["required"])
     if "items" in schema:
         node["items"] = structural(schema["items"], definitions)
     _free_or_typed_map(schema, node, definitions)
     _integer_format(node)
-    _empty_object_default(node)
     return node
 
 
@@ -84,13 +84,15 @@ def _integer_format(node: Schema) -> None:
         node["format"] = "int64"
 
 
-def _empty_object_default(node: Schema) -> None:
-    """Default an optional object to `{}`, so that the API server fills in its fields' defaults one by one.
+def _default_parts(properties: Mapping[str, Schema], raw: Mapping[str, Any], required: Sequence[str]) -> None:
+    """Default an optional part that cannot be null to `{}`: the API server then fills in its fields one by one.
 
-    A default spelled out in full would not: `distillation: {epochs: 1}` takes the others from their own fields.
+    A part without a default would keep the defaults of its own fields out of the resource where it is left out.
     """
-    if node.get("type") == "object" and isinstance(node.get("default"), dict):
-        node["default"] = {}
+    for name, node in properties.items():
+        nullable = "anyOf" in raw[name]
+        if "properties" in node and name not in required and not nullable:
+            node["default"] = {}
 
 
 def definition(module: ModuleType) -> Schema:
