@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,6 +51,23 @@ class S3:
         """Make an empty bucket and return its name."""
         self.client().create_bucket(Bucket=name)
         return name
+
+
+def pytest_configure():
+    """Let a termination signal end the session like Ctrl-C does: with everything taken down."""
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+
+
+def pytest_collection_modifyitems(items):
+    """Run the quick ones first: tests on their own, then those with a server, then those with a node."""
+
+    def cost(item):
+        needs = set(item.fixturenames)
+        if "node_cluster" in needs or item.get_closest_marker("node"):
+            return 2
+        return int(bool(needs & {"api_cluster", "s3"}) or item.get_closest_marker("cluster") is not None)
+
+    items.sort(key=cost)
 
 
 @pytest.fixture(scope="session")

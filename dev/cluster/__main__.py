@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
         "up": "start the cluster, unless it is up",
         "down": "stop it and remove everything that it made",
         "status": "say what runs; exit 1 if it is not up",
-        "env": "print what to evaluate in a shell to use it: KUBECONFIG and PATH",
+        "env": "print what to evaluate in a shell to use it with kubectl and Helm",
         "image": "load an OCI image archive from standard input",
     }.items():
         command = commands.add_parser(name, help=text)

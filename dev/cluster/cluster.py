@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -126,12 +127,26 @@ class Cluster:
         load_image(Sandbox(self.state), archive)
 
     def environment(self) -> dict[str, str]:
-        """Variables for kubectl and Helm: KUBECONFIG, and PATH with both in front."""
+        """Variables for kubectl and Helm: where the cluster is, and PATH with both programs in front."""
         path = os.environ.get("PATH", os.defpath)  # noqa: TID251 - a command's PATH is extended
         return {
             "KUBECONFIG": str(self.kubeconfig),
+            "KUBECACHEDIR": str(self.state / "kubectl-cache"),
             "PATH": os.pathsep.join([*map(str, binaries.bin_folders()), path]),
         }
+
+    def kubectl(self, *arguments: str, text: str | None = None) -> str:
+        """Run kubectl with ``text`` on its standard input and return what it prints.
+
+        Raises:
+            ClusterError: it fails; the message is its own.
+        """
+        own = {**os.environ, **self.environment()}  # noqa: TID251 - kubectl wants HOME and the like
+        command = [str(binaries.path("kubectl")), *arguments]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, input=text, env=own)
+        if done.returncode:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
 
     def _require(self) -> None:
         if names := binaries.unbuilt():
