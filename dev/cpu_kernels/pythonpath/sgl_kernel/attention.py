@@ -4,18 +4,19 @@ Requests with equally many query tokens are one padded batch and one fused atten
 or a verification of drafts is always such a batch, a prefill mostly not.
 """
 
+# ruff: noqa: PLR0917  the signatures are SGLang's
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-_LIBRARY = torch.library.Library("sgl_kernel", "DEF")
-_LIBRARY.define(
+_DECODE = (
     "decode_attention_cpu(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, float k_scale, "
     "float v_scale, Tensor(c!) output, Tensor? key, Tensor? value, Tensor loc, Tensor attn_logits, "
     "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, "
     "bool is_cross_attn, int window, Tensor? encoder_lens, Tensor? sinks) -> ()"
 )
-_LIBRARY.define(
+_EXTEND = (
     "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor(b!) k_buffer, "
     "Tensor(c!) v_buffer, float k_scale, float v_scale, Tensor req_to_token, Tensor req_pool_indices, "
     "Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, "
@@ -76,12 +77,9 @@ def _attend(
 
 def _refuse(*, logit_cap: float, is_cross: bool, sinks: Tensor | None) -> None:
     if logit_cap > 0 or is_cross or sinks is not None:
-        raise NotImplementedError(
-            "the CPU stand-in has neither logit capping nor cross-attention nor attention sinks"
-        )
+        raise NotImplementedError("the CPU stand-in has neither logit capping nor cross-attention nor attention sinks")
 
 
-@torch.library.impl(_LIBRARY, "decode_attention_cpu", "CPU")
 def decode_attention_cpu(
     query: Tensor,
     k_cache: Tensor,
@@ -112,7 +110,6 @@ def decode_attention_cpu(
     output.copy_(_attend(query[:, None], k_cache, v_cache, slots, seq_lens, sm_scale, window, None)[:, 0])
 
 
-@torch.library.impl(_LIBRARY, "extend_attention_cpu", "CPU")
 def extend_attention_cpu(
     q: Tensor,
     k: Tensor | None,  # noqa: ARG001  the backend has stored both already
@@ -150,3 +147,8 @@ def extend_attention_cpu(
         # A tree mask comes only with a verification, where every request extends by the same n.
         tree = None if tree_mask is None else tree_mask.view(len(lengths), n, n).bool()
         o[rows] = _attend(q[rows], k_buffer, v_buffer, slots, ends, sm_scale, window, tree)
+
+
+for _schema, _operator in ((_DECODE, decode_attention_cpu), (_EXTEND, extend_attention_cpu)):
+    torch.library.define(f"sgl_kernel::{_operator.__name__}", _schema.removeprefix(_operator.__name__))
+    torch.library.impl(f"sgl_kernel::{_operator.__name__}", "cpu", _operator)

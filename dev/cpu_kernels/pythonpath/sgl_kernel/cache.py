@@ -4,6 +4,8 @@
 Arguments and their order are SGLang's, also where this code has no use for one.
 """
 
+# ruff: noqa: PLR0917  the signatures are SGLang's
+
 import ctypes
 
 import torch
@@ -83,9 +85,7 @@ def build_draft_decode_metadata_cpu(
     return rows.scatter(1, length + step, rows.gather(1, length + chain * num_steps + step))
 
 
-def copy_all_layer_kv_cache_cpu(
-    data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor
-) -> None:
+def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
     """Move slots ``src_loc`` to ``tgt_loc`` in the buffers at ``data_ptrs`` (``strides``: bytes a slot)."""
     for base, size in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
         # All are read before any is written: source and target slots may overlap.

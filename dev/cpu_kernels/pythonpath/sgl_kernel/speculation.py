@@ -4,24 +4,22 @@ A tree has ``n`` nodes a request: node 0 is the last accepted token, the others 
 and their order (and the spelling ``retrive``) are SGLang's, also where this code has no use for one.
 """
 
+# ruff: noqa: PLR0917  the signatures are SGLang's
+
 import torch
 from torch import Tensor
 
 QLEN_ONLY = 1  # SGLang's TreeMaskMode on CPU: an [n, n] mask a request, without the prefix
 
 
-def fill_bonus_tokens_cpu(
-    accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
-) -> None:
+def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
     """Copy each request's last accepted token."""
     batch = accept_lens.numel()
     last = torch.arange(batch) * accept_stride + accept_lens.long() - 1
     bonus_tokens[:batch] = accept_tokens.reshape(-1)[last].to(bonus_tokens.dtype)
 
 
-def fill_accept_out_cache_loc_cpu(
-    accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
-) -> None:
+def fill_accept_out_cache_loc_cpu(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor) -> None:
     """Pack the cache slots of accepted nodes to the front."""
     accepted = accept_index[accept_index > -1].long()
     accept_out_cache_loc[: accepted.numel()] = out_cache_loc[accepted].to(accept_out_cache_loc.dtype)
@@ -36,9 +34,7 @@ def rotate_input_ids_cpu(
 ) -> None:
     """Shift each request's ids left by one and put its drafted token last (or at ``select_index``)."""
     drafted = topk_index.reshape(topk_index.shape[0], -1)[:, 0]
-    for i, (start, length) in enumerate(
-        zip(extend_start_loc.tolist(), extend_seq_lens.tolist(), strict=True)
-    ):
+    for i, (start, length) in enumerate(zip(extend_start_loc.tolist(), extend_seq_lens.tolist(), strict=True)):
         if length > 0:
             end = start + length - 1
             input_ids[start:end] = input_ids[start + 1 : end + 1].clone()
@@ -87,9 +83,7 @@ def build_tree_kernel_efficient_cpu(
         node_depth[:] = torch.arange(n)
         child[:, :-1] = torch.arange(1, n)
     else:
-        for b, (selected, parents) in enumerate(
-            zip(selected_index.tolist(), parent_list.tolist(), strict=True)
-        ):
+        for b, (selected, parents) in enumerate(zip(selected_index.tolist(), parent_list.tolist(), strict=True)):
             node_of = {candidate: node for node, candidate in enumerate(selected, start=1)}
             mask[b, 0, 0] = True
             for node, candidate in enumerate(selected, start=1):

@@ -1,0 +1,1 @@
+"""Model classes in the layout that SGLang's registry reads: one ``EntryClass`` a module."""
