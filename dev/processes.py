@@ -48,24 +48,25 @@ def start(group: str, name: str, command: Sequence[str | Path], log: Path, env: 
     )
 
 
-def find(group: str, name: str | None = None) -> list[int]:
-    """Return the ids of the living processes of a group, or of those with one name in it."""
-    wanted = {f"{GROUP}={group}".encode()} | ({f"{NAME}={name}".encode()} if name else set())
-    found = []
+def running(group: str) -> dict[int, str]:
+    """Return the living processes of a group: process id -> the name that it, or its ancestor, was started with."""
+    mark = f"{GROUP}={group}".encode()
+    found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
         try:
-            variables = (entry / "environ").read_bytes()  # empty for a zombie
+            variables = (entry / "environ").read_bytes().split(b"\0")  # empty for a zombie
         except (PermissionError, FileNotFoundError, ProcessLookupError):
             continue  # not ours, or gone meanwhile
-        if wanted <= set(variables.split(b"\0")):
-            found.append(int(entry.name))
+        if mark in variables:
+            names = (item.decode() for item in variables if item.startswith(f"{NAME}=".encode()))
+            found[int(entry.name)] = next(names, "").removeprefix(f"{NAME}=")
     return found
 
 
-def stop(group: str, name: str | None = None, grace_s: float = 5.0) -> None:
-    """End the processes of a group, or those with one name in it: SIGTERM, then SIGKILL after ``grace_s``.
+def stop(group: str, grace_s: float = 5.0) -> None:
+    """End the processes of a group: SIGTERM, then SIGKILL after ``grace_s``.
 
     Returns when none is left. Processes that the group starts meanwhile are ended too.
 
@@ -74,7 +75,7 @@ def stop(group: str, name: str | None = None, grace_s: float = 5.0) -> None:
     """
     begin = time.monotonic()
     asked: set[int] = set()
-    while pids := find(group, name):
+    while pids := list(running(group)):
         waited_s = time.monotonic() - begin
         if waited_s > grace_s + 30:
             raise RuntimeError(f"processes {pids} of {group} do not end: they hang in the kernel")

@@ -1,12 +1,14 @@
 """Command line of the local cluster."""
 
 import argparse
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from dev import processes
-from dev.cluster import binaries, cluster
+from dev.cluster import binaries, cluster, volumes
 from dev.cluster.api import ApiError
 from dev.cluster.cluster import Cluster, ClusterError
 
@@ -22,11 +24,15 @@ def parser() -> argparse.ArgumentParser:
         "status": "say what runs; exit 1 if it is not up",
         "env": "print what to evaluate in a shell to use it with kubectl and Helm",
         "image": "load an OCI image archive from standard input",
+        "volumes": "bind this machine's programs in a namespace and print the pod template that mounts them",
     }.items():
         command = commands.add_parser(name, help=text)
         command.add_argument("--name", default="dev", help="name of the cluster (default: dev)")
         if name in {"up", "status"}:
             command.add_argument("--no-node", action="store_true", help="API server and controllers only")
+        if name == "volumes":
+            command.add_argument("namespace")
+            command.add_argument("extra", nargs="*", metavar="NAME=PATH", help="more folders to mount")
         if name == "down":
             command.add_argument("--all", action="store_true", help="every cluster, and the servers beside them")
     return root
@@ -54,6 +60,10 @@ def main(words: list[str]) -> int:
                 print(f'export {variable}="{value}"')
         case "image":
             one.load_image(sys.stdin.buffer.read())
+        case "volumes":
+            extra = {name: Path(path) for name, _, path in (word.partition("=") for word in asked.extra)}
+            volumes.provide(one.api(), asked.namespace, extra)
+            print(json.dumps(volumes.pod_template(extra), indent=1))
         case _:
             print("\n".join(one.leftovers()) or f"nothing of cluster {one.name} is on this machine")
             return 0 if one.is_up() else 1

@@ -13,11 +13,11 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from dev import processes
-from dev.cluster import binaries
+from dev.cluster import binaries, control_plane, node
 from dev.cluster.api import Api
 from dev.cluster.certificates import Authority
 from dev.cluster.control_plane import ADMIN, ControlPlane
-from dev.cluster.node import Node, load_image
+from dev.cluster.node import Node
 from dev.cluster.sandbox import Sandbox
 from dev.settings import state_home
 
@@ -85,10 +85,10 @@ class Cluster:
         return Api(self.server, Authority(self.state / "pki"), ADMIN)
 
     def is_up(self) -> bool:
-        """Whether its API server answers, and, when it should have one, its node lives."""
-        if not self.kubeconfig.exists() or not self.api().is_ready():
-            return False
-        return not self.has_node or bool(processes.find(str(self.state), "kubelet"))
+        """Whether its API server answers and all of it runs."""
+        wanted = control_plane.PROCESSES | (node.PROCESSES if self.has_node else set())
+        alive = set(processes.running(str(self.state)).values())
+        return wanted <= alive and self.kubeconfig.exists() and self.api().is_ready()
 
     def up(self) -> None:
         """Start it, unless it is up; what is left of a crashed one is removed first.
@@ -114,17 +114,24 @@ class Cluster:
         processes.stop(str(self.state), grace_s=0)
         Sandbox(self.state).destroy()
         if self.state.exists():
+            self._refuse_mounts()
             shutil.rmtree(self.state)
+
+    def _refuse_mounts(self) -> None:
+        """Make sure that removing the folder removes nothing else: the node's mounts are in its own namespace."""
+        targets = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        if inside := [target for target in targets if Path(target).is_relative_to(self.state)]:
+            raise ClusterError(f"unmount {', '.join(inside)} first: the folder {self.state} is to be removed")
 
     def leftovers(self) -> list[str]:
         """Name what is on the machine of it: processes, the link, cgroups, the state folder."""
-        running = [f"process {pid}" for pid in processes.find(str(self.state))]
+        alive = [f"process {pid} {name}" for pid, name in processes.running(str(self.state)).items()]
         folder = [str(self.state)] if self.state.exists() else []
-        return running + Sandbox(self.state).leftovers() + folder
+        return alive + Sandbox(self.state).leftovers() + folder
 
     def load_image(self, archive: bytes) -> None:
         """Load an OCI image archive into its node."""
-        load_image(Sandbox(self.state), archive)
+        node.load_image(Sandbox(self.state), archive)
 
     def environment(self) -> dict[str, str]:
         """Variables for kubectl and Helm: where the cluster is, and PATH with both programs in front."""

@@ -11,6 +11,7 @@ from dev.cluster.certificates import Authority
 from dev.network import free_ports
 
 ADMIN = "admin"
+PROCESSES = {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 USERS = {
     ADMIN: "/O=system:masters/CN=admin",
     "controllers": "/CN=system:kube-controller-manager",

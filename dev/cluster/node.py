@@ -15,6 +15,7 @@ from dev.cluster.certificates import Authority
 from dev.cluster.sandbox import Network, Sandbox
 
 NAME = "local"
+PROCESSES = {"sandbox", "containerd", "kubelet", "kube-proxy", "coredns"}
 SOCKET = "/run/containerd/containerd.sock"
 CNI_PROGRAMS = "/usr/lib/cni"
 

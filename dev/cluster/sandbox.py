@@ -10,7 +10,6 @@ import hashlib
 import ipaddress
 import json
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,9 +143,10 @@ class Sandbox:
         return [str(path) for path in (link, *self._cgroups()) if path.exists()]
 
     def _first_process(self) -> int | None:
-        for pid in processes.find(str(self.state), "sandbox"):
+        program = binaries.path("pause").resolve()
+        for pid, name in processes.running(str(self.state)).items():
             try:
-                if Path(f"/proc/{pid}/exe").readlink() == binaries.path("pause"):
+                if name == "sandbox" and Path(f"/proc/{pid}/exe").readlink() == program:
                     return pid
             except OSError:
                 continue
@@ -169,7 +169,7 @@ class Sandbox:
 
         The lock keeps two clusters that start at once from choosing the same addresses.
         """
-        with Path(tempfile.gettempdir(), "osprey-dev-network.lock").open("w") as lock:
+        with Path("/run/osprey-dev-network.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             network = Network(_free_block(_used_networks()))
             first = str(self._first_process())
