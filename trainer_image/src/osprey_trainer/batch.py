@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from osprey_api.conditions import FailureReason
+from osprey_trainer.errors import TrainerError
 from osprey_trainer.models.target import TargetStates
 
 
@@ -42,7 +44,17 @@ class DialogueBatch:
         names: Sequence[str],
         greedy: Sequence[Tensor] | None = None,
     ) -> Self:
-        """Pads dialogues of [n] ids, [n] answer marks and [n, ...] states (captured before) to one batch."""
+        """Pads dialogues of [n] ids, [n] answer marks and [n, ...] states (captured before) to one batch.
+
+        Raises:
+            TrainerError: INVALID_DATA for a dialogue without a prompt: nothing asked for its answer.
+        """
+        for name, marks in zip(names, answer, strict=True):
+            if bool(marks[0]):
+                raise TrainerError(
+                    FailureReason.INVALID_DATA,
+                    f"Dialogue {name} begins with the target's answer; it needs at least one prompt token before.",
+                )
         return cls(
             ids=pad_sequence(list(ids), batch_first=True),
             lengths=torch.tensor([len(x) for x in ids]),

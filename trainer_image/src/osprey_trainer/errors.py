@@ -1,15 +1,7 @@
-"""Expected failures of training: a closed reason and a sentence that says what to write instead."""
+"""Expected failures of training."""
 
-from osprey_api.conditions import FailureReason
+from osprey_runtime.errors import StageError
 
 
-class TrainerError(Exception):
-    """An input or a run that is wrong in a way the user can mend.
-
-    Attributes:
-        reason: the closed reason, for the condition of the resource.
-    """
-
-    def __init__(self, reason: FailureReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+class TrainerError(StageError):
+    """A model, its data or its training is wrong in a way that the user can mend; see `StageError`."""

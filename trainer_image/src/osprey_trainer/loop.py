@@ -1,42 +1,54 @@
-"""The training loop of both training stages. SKELETON: signatures are final, bodies follow."""
+"""The training loop of both training stages."""
 
-from collections.abc import Callable, Mapping
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from types import FrameType, TracebackType
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from osprey_api.conditions import ExitCode, FailureReason
+from osprey_trainer.ema import WeightAverage
+from osprey_trainer.engine import Engine
+from osprey_trainer.errors import TrainerError
+from osprey_trainer.objectives import Objective
+from osprey_trainer.settings import LoopSettings
 
 
 class Batch(Protocol):
     """A micro-batch: `batch.DialogueBatch`, `batch.WindowBatch`."""
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        """Of its samples, for reports."""
+
     @property
-    def tokens(self) -> int: ...
-    def to(self, device: torch.device) -> Self: ...
+    def tokens(self) -> int:
+        """Trained on, for the speed that is reported."""
+
+    def to(self, device: torch.device) -> Self:
+        """Moved to a device."""
 
 
 BatchT = TypeVar("BatchT", bound=Batch)
+BatchT_co = TypeVar("BatchT_co", bound=Batch, covariant=True)
 
 
-class BatchSource(Protocol[BatchT]):
+class BatchSource(Protocol[BatchT_co]):
     """An endless source of this rank's micro-batches that can resume exactly."""
 
-    def __next__(self) -> BatchT: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def __next__(self) -> BatchT_co:
+        """The next micro-batch."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is: plain values and tensors."""
 
-class Objective(Protocol[BatchT]):
-    """A `torch.nn.Module` whose forward gives the loss (`objectives.Distillation`, `objectives.Pretraining`)."""
-
-    def rows(self, batch: BatchT) -> Tensor: ...
-    def forward(self, batch: BatchT, scale: Tensor) -> tuple[Tensor, Tensor]: ...
-    def summarise(self, totals: Tensor) -> dict[str, float]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
 
 
 class Checkpoints(Protocol):
@@ -54,74 +66,210 @@ class Progress(Protocol):
 
     def __call__(
         self, step: int, total: int, loss: float, tokens_per_second: float, extra: Mapping[str, float]
-    ) -> None: ...
-
-
-class Schedule(StrEnum):
-    """Learning rate after the warm-up."""
-
-    CONSTANT = "constant"
-    COSINE = "cosine"
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """How to train.
-
-    Attributes:
-        steps: optimiser steps in all.
-        accumulation: micro-batches of one rank in one step.
-        warmup_ratio: share of the steps.
-        ema_decay: of the averaged weights that are the result; None: the last weights are.
-        bf16: run matrix products in bfloat16 by autocast; weights stay fp32.
-    """
-
-    steps: int
-    learning_rate: float
-    accumulation: int = 1
-    schedule: Schedule = Schedule.COSINE
-    warmup_ratio: float = 0.01
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip_norm: float = 1.0
-    ema_decay: float | None = None
-    zero_stage: int = 1
-    bf16: bool = True
-    checkpoint_every_steps: int = 500
-    seed: int = 0
+    ) -> None:
+        """step: how many are done; loss: of the global batch; extra: `Objective.summarise`."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What is left after the last step. The trained weights are in the objective's module (averaged if asked).
+    """What is left after the last step.
 
     Attributes:
-        tokens: seen by all ranks since step 0.
+        weights: state dict of the objective's model, fp32 on the CPU, averaged if asked; on rank 0, else empty.
+        tokens: trained on by all ranks since step 0.
+        loss: of the last step.
         metrics: of the last step's batches.
     """
 
+    weights: Mapping[str, Tensor]
     steps: int
     tokens: int
     loss: float
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class _StepReport:
+    """Of one step of all ranks.
+
+    Attributes:
+        stop_asked: whether any rank was asked to stop.
+    """
+
+    loss: float
+    tokens: int
+    metrics: Mapping[str, float]
+    stop_asked: bool
+
+
 class Stopped(SystemExit):
-    """SIGTERM came, and the checkpoint is saved. Exit code 143."""
+    """SIGTERM came, and the checkpoint is saved: exit code 143."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(ExitCode.STOPPED)
+        self.step = step
 
 
 def train(
-    objective: Any,
-    batches: BatchSource[Any],
+    objective: Objective[BatchT],
+    batches: BatchSource[BatchT],
     settings: LoopSettings,
     *,
     progress: Progress,
     checkpoints: Checkpoints | None = None,
 ) -> TrainResult:
-    """Trains from the newest checkpoint to the last step.
+    """Trains from the newest checkpoint, or the start, to the last step. Call it from the main thread.
 
     Raises:
-        TrainerError: DIVERGED when the loss is not finite, with the step and the names of the batch.
+        TrainerError: DIVERGED when the loss is not finite, with the step and the names of the batch;
+            INVALID_CONFIG when the checkpoint is of another number of ranks.
         Stopped: after SIGTERM, with a checkpoint saved.
     """
-    raise NotImplementedError
+    torch.manual_seed(settings.seed)
+    run = _Run(objective, batches, settings)
+    try:
+        folder = checkpoints.latest() if checkpoints else None
+        if folder is not None:
+            run.load(folder)
+        with _StopSignal() as stop:
+            while True:
+                started = time.monotonic()
+                report = run.advance(stop_asked=stop.asked)
+                if run.engine.rank == 0:
+                    speed = report.tokens / (time.monotonic() - started)
+                    progress(run.step, settings.steps, report.loss, speed, report.metrics)
+                if run.step >= settings.steps:
+                    return run.result(report)
+                due = run.step % settings.checkpoint_every_steps == 0
+                if checkpoints and (due or report.stop_asked):
+                    checkpoints.save(run.step, run.save)
+                if report.stop_asked:
+                    raise Stopped(run.step)
+    finally:
+        run.engine.close()
+
+
+class _Run(Generic[BatchT]):
+    """The state that a checkpoint holds, and the steps that change it."""
+
+    def __init__(self, objective: Objective[BatchT], batches: BatchSource[BatchT], settings: LoopSettings) -> None:
+        if settings.ema_decay is not None and settings.zero_stage == 3:
+            raise TrainerError(
+                FailureReason.INVALID_CONFIG,
+                "Averaged weights need whole weights, which ZeRO stage 3 splits: set zeroStage to 2 or less.",
+            )
+        self.objective, self.batches, self.settings = objective, batches, settings
+        self.engine = Engine(objective, settings)
+        # Every rank has the same weights, so one rank's average is enough.
+        averages = settings.ema_decay is not None and self.engine.rank == 0
+        self.average = WeightAverage(settings.ema_decay or 0.0) if averages else None
+        self.step = self.tokens = 0
+
+    def advance(self, *, stop_asked: bool) -> _StepReport:
+        """One optimiser step."""
+        engine, settings = self.engine, self.settings
+        batches = [next(self.batches).to(engine.device) for _ in range(settings.accumulation)]
+        rows = engine.sum(torch.stack([self.objective.rows(batch) for batch in batches]).sum(0))
+        # The engine divides the gradient by both; the mean over all rows of the global batch is wanted.
+        shares = engine.world_size * settings.accumulation
+        scale = (shares / rows.clamp_min(1)).float()
+        learning_rate = settings.learning_rate_at(self.step)
+        losses, totals = [], []
+        for index, batch in enumerate(batches):
+            if index:
+                engine.step(learning_rate)
+            loss, total = engine.forward(batch, scale)
+            engine.backward(loss)
+            losses.append(loss.detach().to(engine.device, torch.float64) / shares)
+            totals.append(total.detach().to(engine.device, torch.float64))
+        local_loss = torch.stack(losses).sum()
+        signals = local_loss.new_tensor([sum(batch.tokens for batch in batches), stop_asked])
+        loss, tokens, stops, *_ = reduced = engine.sum(
+            torch.cat([local_loss[None], signals, torch.stack(totals).sum(0)])
+        )
+        if not loss.isfinite():
+            self._raise_diverged(batches, local_loss)
+        # Only now: a loss that is not finite must not reach the weights.
+        engine.step(learning_rate)
+        self.step += 1
+        self.tokens += int(tokens)
+        if self.average:
+            self.average.update(engine.trained_weights(), self.step)
+        return _StepReport(float(loss), int(tokens), self.objective.summarise(reduced[3:]), stop_asked=bool(stops))
+
+    def save(self, folder: Path) -> None:
+        """Writes this rank's files of a checkpoint."""
+        self.engine.save(folder)
+        torch.save(
+            {
+                "world_size": self.engine.world_size,
+                "step": self.step,
+                "tokens": self.tokens,
+                "batches": self.batches.state_dict(),
+                "rng": torch.get_rng_state(),
+                "cuda_rng": torch.cuda.get_rng_state() if self.engine.device.type == "cuda" else None,
+            },
+            folder / f"rank{self.engine.rank}.pt",
+        )
+        if self.average:
+            self.average.save(folder / "average.safetensors")
+
+    def load(self, folder: Path) -> None:
+        """Goes on where a checkpoint was written."""
+        ranks = len(list(folder.glob("rank*.pt")))
+        if ranks != self.engine.world_size:
+            raise TrainerError(
+                FailureReason.INVALID_CONFIG,
+                f"The checkpoint was written by {ranks} ranks, and {self.engine.world_size} are running; run as "
+                "many as before, or delete the checkpoints to start again.",
+            )
+        state = torch.load(folder / f"rank{self.engine.rank}.pt", weights_only=True)
+        self.engine.load(folder)
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.batches.load_state_dict(state["batches"])
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"])
+        if self.average:
+            self.average.load(folder / "average.safetensors", self.engine.device)
+
+    def result(self, report: _StepReport) -> TrainResult:
+        """The trained weights, with the averages in place of those that were averaged."""
+        weights = self.engine.whole_weights()
+        if self.average:
+            weights |= {name: value.cpu() for name, value in self.average.weights.items()}
+        return TrainResult(
+            weights=weights if self.engine.rank == 0 else {},
+            steps=self.step,
+            tokens=self.tokens,
+            loss=report.loss,
+            metrics=report.metrics,
+        )
+
+    def _raise_diverged(self, batches: Sequence[BatchT], local_loss: Tensor) -> NoReturn:
+        names = [name for batch in batches for name in batch.names] if not local_loss.isfinite() else []
+        culprits = [name for part in self.engine.gather(names) for name in part]
+        raise TrainerError(
+            FailureReason.DIVERGED,
+            f"The loss is not finite at step {self.step + 1}; the batch holds {', '.join(culprits)}. Look at these "
+            "samples, or lower the learning rate.",
+        )
+
+
+class _StopSignal:
+    """Remembers SIGTERM, so that a step is finished and a checkpoint written before the end."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, self._ask)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True

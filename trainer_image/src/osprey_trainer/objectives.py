@@ -1,14 +1,62 @@
-"""Losses of the two training stages as modules. SKELETON: signatures are final, bodies follow."""
+"""The losses of the two training stages, as modules that the loop can run.
 
+A loss is a sum over terms (steps of the unroll; one for next-token prediction), and each term is the mean over its
+rows in the whole global batch: ranks and micro-batches weigh by their rows. So `forward` gets the scale of each
+term from the loop, which has counted `rows` over all of them.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+import torch
 from torch import Tensor, nn
 
+from osprey_trainer.acceptance import replay
 from osprey_trainer.batch import DialogueBatch, WindowBatch
+from osprey_trainer.losses import chunked
+from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Drafter
+from osprey_trainer.unroll import unroll
+
+BatchT = TypeVar("BatchT")
 
 
-class Distillation(nn.Module):
+class Objective(nn.Module, ABC, Generic[BatchT]):
+    """A loss and the model that it trains.
+
+    Attributes:
+        model: what is trained; its parameters that need no gradient stay as they are.
+    """
+
+    model: nn.Module
+
+    @abstractmethod
+    def rows(self, batch: BatchT) -> Tensor:
+        """Rows of each term: int64 [terms]."""
+
+    @abstractmethod
+    def forward(self, batch: BatchT, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and totals of a micro-batch.
+
+        Args:
+            batch: the micro-batch.
+            scale: fp32 [terms]; the loss is the sum over terms of scale · sum over rows.
+
+        Returns:
+            The loss and what `summarise` needs, fp32 [any]: sums, which the loop adds up over micro-batches and
+            ranks.
+        """
+
+    @abstractmethod
+    def summarise(self, totals: Tensor) -> dict[str, float]:
+        """Metrics by name."""
+
+
+class Distillation(Objective[DialogueBatch]):
     """Training-time test: sum over unroll steps k of decay^k times the mean soft cross-entropy."""
+
+    teacher_head: Tensor
 
     def __init__(
         self,
@@ -21,36 +69,99 @@ class Distillation(nn.Module):
         train_head: bool = True,
         chunk: int = 256,
     ) -> None:
-        """target_head: [V, Ht], `Target.head`."""
+        """Of a drafter and the head of its target.
+
+        Args:
+            drafter: the drafter, its draft vocabulary chosen.
+            target_head: [V, Ht], `Target.head`.
+            steps: K, length of the unroll.
+            decay: weight of step k relative to step k - 1.
+            train_embedding: false freezes the drafter's embedding.
+            train_head: false freezes its head.
+            chunk: rows whose [chunk, Vd] logits exist at one time.
+        """
         super().__init__()
+        drafter.embed_tokens.requires_grad_(train_embedding)
+        drafter.lm_head.requires_grad_(train_head)
+        self.model = self.drafter = drafter
+        self.steps, self.decay, self.chunk = steps, decay, chunk
+        # Logits of the draft vocabulary are all that the teacher is asked for.
+        self.register_buffer("teacher_head", target_head.detach()[drafter.draft_ids].float(), persistent=False)
 
     def rows(self, batch: DialogueBatch) -> Tensor:
         """Supervised rows of each unroll step: int64 [steps]."""
-        raise NotImplementedError
+        return supervise(batch, self.drafter.t2d, self.steps).scored.sum((1, 2))
 
     def forward(self, batch: DialogueBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """-> (sum over k of decay^k · scale[k] · sum of the rows' losses, totals for `summarise`)."""
-        raise NotImplementedError
+        drafter = self.drafter
+        supervision = supervise(batch, drafter.t2d, self.steps)
+        scored, labels = supervision.scored, supervision.labels
+        outputs = unroll(drafter, batch.ids, batch.states.taps, supervision.rows, self.steps)
+        term, dialogue, _ = picked = scored.nonzero(as_tuple=True)
+        discount = self.decay ** torch.arange(self.steps, device=scale.device)
+        loss, predicted = chunked.soft_cross_entropy(
+            hidden=torch.cat([output[rows] for output, rows in zip(outputs, scored, strict=True)]),
+            head=drafter.lm_head.weight,
+            teacher_hidden=batch.states.last_hidden[dialogue, supervision.teachers[picked]],
+            teacher_head=self.teacher_head,
+            weight=(discount * scale)[term],
+            chunk=self.chunk,
+        )
+        hits = torch.zeros_like(scored)
+        hits[picked] = drafter.draft_ids[predicted] == labels[picked]
+        requests = replay(batch, supervision, hits)
+        totals = torch.tensor(
+            [
+                [request.completion_tokens, request.verify_steps, *request.drafted, *request.accepted]
+                for request in requests
+                if request.verify_steps
+            ],
+            dtype=torch.float32,
+        ).view(-1, 2 + 2 * self.steps)
+        return loss, totals.sum(0)
 
     def summarise(self, totals: Tensor) -> dict[str, float]:
-        """-> `acceptance_length` simulated on the batches, `acceptance_1`... by draft position."""
-        raise NotImplementedError
+        """-> `acceptance_length` simulated on the batches; `acceptance_1` and so on by draft position."""
+        tokens, verify_steps, *positions = totals.tolist()
+        metrics = {"acceptance_length": tokens / verify_steps} if verify_steps else {}
+        pairs = zip(positions[: self.steps], positions[self.steps :], strict=True)
+        return metrics | {
+            f"acceptance_{k}": accepted / drafted for k, (drafted, accepted) in enumerate(pairs, 1) if drafted
+        }
 
 
-class Pretraining(nn.Module):
+class Pretraining(Objective[WindowBatch]):
     """Next-token cross-entropy of a backbone."""
 
     def __init__(self, backbone: Backbone, *, train_embedding: bool = True, chunk: int = 256) -> None:
+        """Of a backbone.
+
+        Args:
+            backbone: the pruned language model.
+            train_embedding: false freezes the embedding, and a head that is tied to it.
+            chunk: rows whose [chunk, V] logits exist at one time.
+        """
         super().__init__()
+        backbone.embed_tokens.requires_grad_(train_embedding)
+        self.model = self.backbone = backbone
+        self.chunk = chunk
 
     def rows(self, batch: WindowBatch) -> Tensor:
         """Predicted tokens: int64 [1]."""
-        raise NotImplementedError
+        return torch.tensor([batch.tokens], device=batch.ids.device)
 
     def forward(self, batch: WindowBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """-> (scale[0] · sum of the tokens' losses, totals for `summarise`)."""
-        raise NotImplementedError
+        hidden = self.backbone(batch.ids[:, :-1]).flatten(0, 1)
+        labels = batch.ids[:, 1:].flatten()
+        loss, predicted = chunked.hard_cross_entropy(
+            hidden, self.backbone.head_weight, labels, scale.expand(len(labels)), chunk=self.chunk
+        )
+        total = loss.detach() / scale[0]
+        return loss, torch.stack([total, (predicted == labels).sum(), total.new_tensor(len(labels))])
 
     def summarise(self, totals: Tensor) -> dict[str, float]:
-        """-> `perplexity`, `accuracy`."""
-        raise NotImplementedError
+        """-> `accuracy` and `cross_entropy`, nats a token."""
+        total, correct, rows = totals.tolist()
+        return {"cross_entropy": total / rows, "accuracy": correct / rows}

@@ -1,8 +1,8 @@
-"""Two vocabularies: the backbone's rows for the target's tokens, and the drafter's share of the target's tokens.
+"""The backbone's rows for the target's tokens, and the drafter's share of the target's tokens.
 
 Tokens are compared by the bytes they stand for. Their surface strings mislead: `Ġthe` and `▁the` are the same
-bytes, `<0x0A>` is a newline, and a byte-level piece may be half a character. Special tokens stand for no bytes; they
-are matched by role, since the same string means different things in different models.
+bytes, `<0x0A>` is a newline, and a byte-level piece may be half a character. Special tokens stand for no bytes;
+they are matched by role, since the same string means different things in different models.
 """
 
 import json
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch.nn import functional
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional
 from transformers import AutoTokenizer
 
 from osprey_api.conditions import FailureReason
 from osprey_trainer.errors import TrainerError
 
-# Markers of chat templates, by what they do. A marker's role counts before bos, eos and pad: `<|im_start|>` is some
-# models' bos, but what it does is to open a turn.
+# Markers of chat templates, by what they do. A marker's role counts before bos, eos and pad: `<|im_start|>` is
+# some models' bos, but what it does is to open a turn.
 _CHAT_MARKERS = {
     "turn_start": ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|header_start|>"),
     "role_end": ("<|end_header_id|>", "<|header_end|>"),
@@ -142,8 +142,8 @@ class Alignment:
     """A target's vocabulary in terms of a source's rows.
 
     Attributes:
-        sources: for each row of the target the source rows whose mean it becomes; one: a copy; none: the mean of
-            all other rows, which never wins an argmax.
+        sources: for each row of the target the source rows whose mean it becomes; one: a copy; none: the mean
+            of all other rows, which never wins an argmax.
         copied: tokens that are one source row.
         composed: tokens that are the mean of several.
         left: tokens that nothing corresponds to (padding rows are not counted).
@@ -181,8 +181,8 @@ def align(source: TokenTable, target: TokenTable, *, source_rows: int, target_ro
         if table.size > rows:
             raise TrainerError(
                 FailureReason.INVALID_CONFIG,
-                f"The tokenizer of the {name} has ids up to {table.size - 1}, but its model has {rows} rows: they "
-                "do not belong together.",
+                f"The tokenizer of the {name} has ids up to {table.size - 1}, but its model has {rows} rows: "
+                "they do not belong together.",
             )
     rows_of = _same_rows(target) if source.strings == target.strings else _matching_rows(source, target)
     found = [rows for rows in rows_of.values() if rows]
@@ -216,7 +216,7 @@ def _matching_rows(source: TokenTable, target: TokenTable) -> dict[int, tuple[in
 def _special_rows(index: int, source: TokenTable, target: TokenTable) -> tuple[int, ...]:
     for role, owner in target.roles.items():
         if owner == index:
-            for wanted in (role, _STAND_INS.get(role)):
+            for wanted in (role, _STAND_INS.get(role, role)):
                 if wanted in source.roles:
                     return (source.roles[wanted],)
     if index in target.roles.values():
@@ -249,8 +249,8 @@ def _is_byte_level(description: Mapping[str, Any]) -> bool:
         return False
     raise TrainerError(
         FailureReason.UNSUPPORTED_MODEL,
-        f"The tokenizer ({description['model'].get('type')}) is neither byte-level nor SentencePiece, so the bytes "
-        "of its tokens are unknown; choose a model with a tokenizer of one of these kinds.",
+        f"The tokenizer ({description['model'].get('type')}) is neither byte-level nor SentencePiece, so the "
+        "bytes of its tokens are unknown; choose a model with a tokenizer of one of these kinds.",
     )
 
 
@@ -300,7 +300,7 @@ class DraftVocabulary:
 
     @property
     def t2d(self) -> Tensor:
-        """bool [V]: whether the drafter can propose a token."""
+        """Bool [V]: whether the drafter can propose a token."""
         return torch.zeros(self.vocab_size, dtype=torch.bool).index_fill(0, self.ids, value=True)
 
 

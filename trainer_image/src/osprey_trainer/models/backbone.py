@@ -1,4 +1,4 @@
-"""The backbone: the first decoder blocks of a small language model, with its embedding, final norm and head."""
+"""The backbone: the first blocks of a small language model, with its embedding, final norm and head."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,7 +64,7 @@ class Backbone(nn.Module):
         if not 1 <= layers <= available:
             raise TrainerError(
                 FailureReason.INVALID_CONFIG,
-                f"layers is {layers}, but the source has {available} decoder blocks; choose 1 to {available}.",
+                f"layers is {layers}, but the source has {available} blocks; choose 1 to {available}.",
             )
         backbone = cls(config | {"num_hidden_layers": layers})
         tensors = hf_names.read_tensors(folder, skip=lambda name: hf_names.is_pruned(name, layers))

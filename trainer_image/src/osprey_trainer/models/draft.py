@@ -2,12 +2,12 @@
 
 In every layer the attention input is cat(input_layernorm(first), hidden_norm(stream)), 2H wide:
 
-* Osprey (`swap_h_and_emb`): first = context, the same for every layer; the residual stream starts as the token
-  embedding, as it did in the backbone's language model.
+* Osprey (`swap_h_and_emb`): first = context, the same for every layer; the residual stream starts as the
+  token embedding, as it did in the backbone's language model.
 * EAGLE-3: one layer; first = token embedding; the residual stream starts as the context.
 
-The context is fc(three tapped hidden states of the target) at step 0 of the unroll, and the drafter's own last
-stream before the final norm afterwards.
+The context is fc(three tapped hidden states of the target) at step 0 of the unroll, and the drafter's own
+last stream before the final norm afterwards.
 """
 
 import dataclasses
@@ -199,8 +199,8 @@ class Drafter(nn.Module):
         if self.config.draft_vocab_size != self.config.vocab_size:
             raise TrainerError(
                 FailureReason.INVALID_CONFIG,
-                f"The drafter already has a draft vocabulary of {self.config.draft_vocab_size} tokens, and it "
-                "stays for life; start from a converted drafter to choose another.",
+                f"The drafter already has a draft vocabulary of {self.config.draft_vocab_size} tokens, and "
+                "keeps it for life; start from a converted drafter to choose another.",
             )
         config = dataclasses.replace(self.config, draft_vocab_size=len(vocabulary.ids))
         drafter = Drafter(config)
@@ -252,7 +252,7 @@ def _config_to_json(config: DraftConfig, dtype: torch.dtype) -> dict[str, Any]:
         "target_hidden_size": config.target_hidden_size,
         "tie_word_embeddings": False,
         "swap_h_and_emb": config.arrangement is Arrangement.OSPREY,
-        # The published format names the layer whose *output* is tapped: the input of layer j is the output of j-1.
+        # These name layers whose *output* is tapped: the input of layer j is the output of j - 1.
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in config.tapped_layers],
             "use_aux_hidden_state": True,

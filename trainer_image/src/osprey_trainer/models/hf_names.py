@@ -7,9 +7,9 @@ Three sets of names meet here:
 * published drafters, as SGLang reads them: `midlayer...` for a single layer, else `layers.{i}...`.
 
 Which norm is which in a drafter's layer: `input_layernorm` norms the *first* half of the attention input and
-`hidden_norm` the *second*, the residual stream. In Osprey the stream is the token embedding, so the backbone's
-`input_layernorm` becomes `hidden_norm`, and `input_layernorm`, now of the context, starts at ones. In EAGLE-3 it
-is the other way round: first = embedding, second = context.
+`hidden_norm` the *second*, the residual stream. In Osprey the stream is the token embedding, so the
+backbone's `input_layernorm` becomes `hidden_norm`, and `input_layernorm`, now of the context, starts at ones.
+In EAGLE-3 it is the other way round: first = embedding, second = context.
 """
 
 import json
@@ -40,7 +40,7 @@ _MOVED = {  # of a backbone's layer -> of an Osprey drafter's layer, shape uncha
 _EXPANDED = tuple(f"self_attn.{part}_proj.weight" for part in "qkv")
 
 
-# Backbones ------------------------------------------------------------------------------------------------------
+# --- Backbones ---
 
 
 def is_pruned(name: str, layers: int) -> bool:
@@ -65,7 +65,7 @@ def backbone_to_hf(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def drafter_from_backbone(
     state: Mapping[str, Tensor], *, num_layers: int, target_hidden_size: int, num_taps: int
 ) -> dict[str, Tensor]:
-    """Body of the Osprey drafter that computes the backbone exactly; embedding and head come from the vocabulary.
+    """Body of the Osprey drafter that computes the backbone exactly, without embedding and head.
 
     QKV become [0, W]: zeros on the context's half. `fc` is the identity on the deepest tap, truncated to
     min(H, Ht): a zero `fc` behind zeros would be a stationary point that never trains.
@@ -85,7 +85,7 @@ def drafter_from_backbone(
     return drafter
 
 
-# Published drafters ---------------------------------------------------------------------------------------------
+# --- Published drafters ---
 
 
 def to_published(state: Mapping[str, Tensor], *, num_layers: int) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ def from_published(tensors: Mapping[str, Tensor], *, num_layers: int) -> dict[st
     return {re.sub(r"^midlayer\.", "layers.0.", name): value for name, value in tensors.items()}
 
 
-# Folders --------------------------------------------------------------------------------------------------------
+# --- Folders ---
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The parts of a Llama body that the backbone and the drafter share.
 
-Attribute names are those of Hugging Face Llama checkpoints, so that a state dict needs no second set of names.
+Attributes are named as in Hugging Face Llama checkpoints, so a state dict needs no second set of names.
 """
 
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from osprey_api.conditions import FailureReason
@@ -28,7 +28,7 @@ def default_tapped_layers(num_layers: int) -> tuple[int, ...]:
     if num_layers < 3:
         raise TrainerError(
             FailureReason.UNSUPPORTED_MODEL,
-            f"The target has {num_layers} layers; three distinct layers are tapped, so it needs at least three.",
+            f"The target has {num_layers} layers; three are tapped, so it needs at least three.",
         )
     layers = sorted({2, num_layers // 2, num_layers - 3})
     if len(layers) == 3 and layers[0] > 0:
@@ -136,7 +136,7 @@ class Target:
         Returns:
             int64 [...].
         """
-        rows = last_hidden.flatten(0, -2).split(chunk)
+        rows = torch.split(last_hidden.flatten(0, -2), chunk)
         return torch.cat([functional.linear(x, self.head).argmax(-1) for x in rows]).view(last_hidden.shape[:-1])
 
     def _capture(self, layer: int) -> Any:
@@ -152,5 +152,5 @@ def _check_logits(config: Any) -> None:
     if bent:
         raise TrainerError(
             FailureReason.UNSUPPORTED_MODEL,
-            f"The target changes its logits after the head ({', '.join(bent)}); distillation needs plain logits.",
+            f"The target changes its logits after the head ({', '.join(bent)}), which is not supported.",
         )

@@ -1,0 +1,106 @@
+"""The chunked loss against the readable one, and what it never allocates."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from osprey_trainer.losses import chunked, eager
+
+ROWS, HIDDEN, TEACHER, VOCAB = 37, 16, 12, 101
+
+
+@pytest.fixture
+def tensors():
+    g = torch.Generator().manual_seed(0)
+    return {
+        "hidden": torch.randn(ROWS, HIDDEN, generator=g),
+        "head": torch.randn(VOCAB, HIDDEN, generator=g),
+        "teacher_hidden": torch.randn(ROWS, TEACHER, generator=g),
+        "teacher_head": torch.randn(VOCAB, TEACHER, generator=g),
+        "labels": torch.randint(VOCAB, (ROWS,), generator=g),
+        "weight": torch.rand(ROWS, generator=g) / ROWS,
+    }
+
+
+def soft(module, t, **chunk):
+    return module.soft_cross_entropy(
+        t["hidden"], t["head"], t["teacher_hidden"], t["teacher_head"], t["weight"], **chunk
+    )
+
+
+def hard(module, t, **chunk):
+    return module.hard_cross_entropy(t["hidden"], t["head"], t["labels"], t["weight"], **chunk)
+
+
+def value_and_gradients(loss, module, tensors, **chunk):
+    leaves = {name: tensors[name].clone().requires_grad_() for name in ("hidden", "head")}
+    value, predicted = loss(module, tensors | leaves, **chunk)
+    (value * 3).backward()  # as when a caller scales it
+    return value.detach(), predicted, leaves["hidden"].grad, leaves["head"].grad
+
+
+@pytest.mark.parametrize("loss", [soft, hard])
+@pytest.mark.parametrize("chunk", [1, 8, 37, 500])
+def test_chunked_equals_eager(tensors, loss, chunk):
+    expected = value_and_gradients(loss, eager, tensors)
+    found = value_and_gradients(loss, chunked, tensors, chunk=chunk)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_soft_loss_by_hand():
+    """Two draft tokens; the teacher gives odds 3:1, the drafter even odds."""
+    hidden, head = torch.zeros(1, 1), torch.ones(2, 1)
+    teacher_hidden, teacher_head = torch.ones(1, 1), torch.tensor([[3.0], [1.0]]).log()
+    for loss in (eager.soft_cross_entropy, lambda *x: chunked.soft_cross_entropy(*x, chunk=4)):
+        value, _ = loss(hidden, head, teacher_hidden, teacher_head, torch.tensor([2.0]))
+        assert value.item() == pytest.approx(2 * 0.6931472)
+
+
+@pytest.mark.parametrize("loss", [soft, hard])
+def test_a_frozen_head_gets_no_gradient(tensors, loss):
+    hidden = tensors["hidden"].clone().requires_grad_()
+    value, _ = loss(chunked, tensors | {"hidden": hidden}, chunk=8)
+    value.backward()
+    assert hidden.grad is not None
+    assert tensors["head"].grad is None
+
+
+@pytest.mark.parametrize("loss", [soft, hard])
+def test_no_rows(tensors, loss):
+    empty = {name: x if "head" in name else x[:0] for name, x in tensors.items()}
+    value, predicted, to_hidden, to_head = value_and_gradients(loss, chunked, empty, chunk=8)
+    assert value == 0
+    assert len(predicted) == len(to_hidden) == 0
+    assert not to_head.any()
+
+
+def test_under_autocast_it_runs_in_bfloat16(tensors):
+    with torch.autocast("cpu", torch.bfloat16):
+        found = value_and_gradients(soft, chunked, tensors, chunk=8)
+        expected = value_and_gradients(soft, eager, tensors)
+    torch.testing.assert_close(found[0], expected[0], atol=0.02, rtol=0.02)
+    for a, b in zip(found[2:], expected[2:], strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, atol=0.03, rtol=0.05)
+
+
+@pytest.mark.parametrize("loss", [soft, hard])
+def test_no_tensor_of_rows_times_vocabulary(loss):
+    rows, vocab, chunk = 2048, 4096, 64
+    t = {
+        "hidden": torch.randn(rows, 8).requires_grad_(),
+        "head": torch.randn(vocab, 8).requires_grad_(),
+        "teacher_hidden": torch.randn(rows, 8),
+        "teacher_head": torch.randn(vocab, 8),
+        "labels": torch.randint(vocab, (rows,)),
+        "weight": torch.ones(rows) / rows,
+    }
+
+    def largest(**options):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            loss(chunked if options else eager, t, **options)[0].backward()
+        return max(event.self_cpu_memory_usage for event in profiler.events())
+
+    assert largest() >= rows * vocab * 4
+    assert largest(chunk=chunk) <= 2 * chunk * vocab * 4

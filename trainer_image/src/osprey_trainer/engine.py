@@ -1,0 +1,140 @@
+"""DeepSpeed behind a small face: one objective, AdamW, ZeRO by setting, gloo on CPUs and NCCL on GPUs."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.ops import __compatible_ops__ as compatible_ops
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is, at run time
+
+from osprey_trainer.objectives import Objective
+from osprey_trainer.settings import LoopSettings
+
+_TAG = "state"
+
+
+class Engine:
+    """Trains an objective on all ranks.
+
+    Attributes:
+        device: of this rank.
+        rank, world_size: of the process group.
+    """
+
+    def __init__(self, objective: Objective[Any], settings: LoopSettings) -> None:
+        """Joins the process group and wraps the objective; parameters that need no gradient are left alone."""
+        self.device = _join_process_group()
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._objective, self._zero_stage = objective, settings.zero_stage
+        parameters = [p for p in objective.parameters() if p.requires_grad]
+        # A client optimiser: DeepSpeed's own AdamW compiles a kernel at the first start.
+        self._optimizer = torch.optim.AdamW(
+            parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        self._engine, *_ = deepspeed.initialize(
+            model=_Autocast(objective.to(self.device), enabled=settings.bf16),
+            model_parameters=parameters,
+            optimizer=self._optimizer,
+            dist_init_required=False,
+            config={
+                # Batches are the objective's affair; DeepSpeed only wants consistent numbers.
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": settings.accumulation,
+                "gradient_clipping": settings.clip_norm,
+                "zero_optimization": {"stage": settings.zero_stage},
+            },
+        )
+
+    def forward(self, batch: Any, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and totals of one micro-batch, see `Objective.forward`."""
+        result: tuple[Tensor, Tensor] = self._engine(batch, scale)
+        return result
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient, divided by accumulation and world size."""
+        self._engine.backward(loss)
+
+    def step(self, learning_rate: float) -> None:
+        """After each micro-batch; updates the weights after the last one of a step."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over all ranks, in float64."""
+        total = values.detach().to(self.device, torch.float64)
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, value: Any) -> list[Any]:
+        """A picklable object of every rank."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def trained_weights(self) -> dict[str, Tensor]:
+        """Parameters of the objective's model that are trained; whole on every rank below ZeRO stage 3."""
+        return {name: p for name, p in self._objective.model.named_parameters() if p.requires_grad}
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """State dict of the objective's model on the CPU; every rank must call it."""
+        model = self._objective.model
+        split = self._zero_stage == 3
+        with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=split):
+            return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+    def save(self, folder: Path) -> None:
+        """Weights and optimiser; every rank writes its own share."""
+        self._engine.save_checkpoint(folder, tag=_TAG)
+
+    def load(self, folder: Path) -> None:
+        """Reads what `save` wrote, at the same world size."""
+        self._engine.load_checkpoint(folder, tag=_TAG)
+
+    def close(self) -> None:
+        """Frees what DeepSpeed holds; the objective's weights stay."""
+        self._engine.destroy()
+
+
+class _Autocast(nn.Module):
+    """DeepSpeed switches autocast off around a module's forward pass, so it is switched on inside."""
+
+    def __init__(self, objective: nn.Module, *, enabled: bool) -> None:
+        super().__init__()
+        self.objective = objective
+        self.enabled = enabled
+
+    def forward(self, batch: Any, scale: Tensor) -> Any:
+        with torch.autocast(scale.device.type, torch.bfloat16, enabled=self.enabled):
+            return self.objective(batch, scale)
+
+
+def _join_process_group() -> torch.device:
+    """Joins the group that torchrun describes, or makes a group of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    backend = "nccl" if on_gpu else "gloo"
+    if not dist.is_initialized():
+        if dist.is_torchelastic_launched():
+            dist.init_process_group(backend)
+        else:
+            os.environ.setdefault("LOCAL_RANK", "0")  # noqa: TID251 - DeepSpeed insists on it
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    # Compiled at start (100 s) for an all-reduce among the processes of one machine without a GPU: not worth it.
+    compatible_ops["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+    if not on_gpu:
+        torch.set_flush_denormal(True)  # early gradients are full of them, and they are slow
+        return torch.device("cpu")
+    device = torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))
+    torch.cuda.set_device(device)
+    return device
