@@ -1,0 +1,1 @@
+"""What every Osprey pod shares: artifact store, manifests, checkpoints, sources, stage runner, progress."""

@@ -1,0 +1,75 @@
+"""What a stage is given to work with."""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from osprey_api.conditions import FailureReason
+from osprey_api.stages import InputRole, Pinned, StageConfig, StageTask, StorageLocation
+from osprey_runtime.checkpoint import Checkpoints
+from osprey_runtime.errors import StageError
+from osprey_runtime.models import local_model
+from osprey_runtime.progress import Progress
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage is given to work with, the same in each process of a distributed stage.
+
+    Attributes:
+        task: all that the pod was told.
+        attempt: UID of the Job.
+        output: an empty folder; what lies in it in the end is published.
+        scratch: a folder for everything else. The processes of a pod share it.
+        progress: how far the stage is; silent except in rank 0.
+        checkpoints: those of this artifact.
+        stop: set by SIGTERM. A stage that sees it saves a checkpoint, where it has them, and raises
+            `stopped()`; nothing is published after it was set.
+        rank: this process among all of the stage.
+        local_rank: this process among those of its pod.
+        world_size: processes of the stage.
+    """
+
+    task: StageTask
+    attempt: str
+    output: Path
+    scratch: Path
+    progress: Progress
+    checkpoints: Checkpoints
+    stop: threading.Event = field(default_factory=threading.Event)
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+    @property
+    def config(self) -> StageConfig:
+        """The stage's config."""
+        return self.task.config
+
+    @property
+    def storage(self) -> StorageLocation:
+        """Where artifacts lie; its endpoint serves s3:// sources too."""
+        return self.task.storage
+
+    def input(self, role: InputRole) -> Path:
+        """Return the folder of an input artifact, verified. Don't write to it.
+
+        Raises:
+            StageError: INVALID_CONFIG, the task has no such input.
+        """
+        if role not in self.task.inputs:
+            raise StageError(FailureReason.INVALID_CONFIG, f"stage {self.task.stage} was given no input {role!r}")
+        return self.scratch / "inputs" / role
+
+    def model(self, pinned: Pinned) -> Path:
+        """Return the local folder of a model, downloaded on first use. Don't write to it.
+
+        Raises:
+            StageError: see `local_model`.
+        """
+        return local_model(pinned, self.storage, cache=self.scratch / "models")
+
+
+def stopped() -> StageError:
+    """Return the error of a stage that ends because it was told to."""
+    return StageError(FailureReason.STOPPED, "the pod was told to stop; the next attempt goes on")

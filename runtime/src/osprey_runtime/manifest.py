@@ -1,0 +1,237 @@
+"""What an artifact is made of, written last: without its manifest, nothing that lies in a prefix counts.
+
+<prefix>/manifest.json                          names the attempt and every file, size and SHA-256
+<prefix>/attempts/<attempt>/<digest>/<path>     the files
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+
+from osprey_api.base import Digest, StatusModel
+from osprey_api.conditions import FailureReason
+from osprey_api.stages import ArtifactRef, StageResult, StageTask, StorageLocation
+from osprey_runtime.errors import StageError
+from osprey_runtime.store import Content, Store, content_of, digest_of, join, open_store, out_of_disk
+
+NAME = "manifest.json"
+_STREAMS = 4
+"""Files downloaded at a time."""
+
+
+class File(StatusModel):
+    """One file of an artifact."""
+
+    path: Annotated[str, Field(pattern=r"^[^/\0]+(/[^/\0]+)*$")]
+    """'/'-separated, relative to the artifact's folder."""
+    size: int
+    """Bytes."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Manifest(StatusModel):
+    """An artifact: its files, and where they come from."""
+
+    version: Literal[1] = 1
+    """Of this format."""
+    stage: str
+    fingerprint: str
+    resource: str
+    attempt: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    digest: Digest
+    files: tuple[File, ...]
+    config: JsonValue
+    inputs: dict[str, ArtifactRef]
+    result: JsonValue
+    """A `StageResult`; read by `result_of`, since one of another version may have other fields."""
+    seconds: float
+    peak_memory_bytes: int
+    versions: dict[str, str]
+    """Distribution -> version, of what made it."""
+    commit: str | None = None
+    """Git commit of the image."""
+
+    @property
+    def folder(self) -> str:
+        """The key of the folder with the files, relative to the artifact's prefix.
+
+        Named by attempt and by content: two pods of one Job may each believe to be the only one.
+        """
+        return f"attempts/{self.attempt}/{self.digest.removeprefix('sha256:')[:16]}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def result_of(self) -> StageResult:
+        """Return what the stage answered.
+
+        Raises:
+            pydantic.ValidationError: it was written by a version with other fields.
+        """
+        result: StageResult = TypeAdapter(StageResult).validate_python(self.result)
+        return result
+
+
+def files_of(folder: Path) -> tuple[File, ...]:
+    """Return the files of a folder, in the order of their paths."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            content = content_of(path)
+            found.append(File(path=path.relative_to(folder).as_posix(), size=content.size, sha256=content.sha256))
+    return tuple(found)
+
+
+def find(store: Store, prefix: str = "") -> Manifest | None:
+    """Return the manifest of the artifact at a prefix, or None where there is none.
+
+    Raises:
+        StageError: CORRUPT_ARTIFACT, it is no manifest or contradicts itself.
+    """
+    try:
+        data = store.read(join(prefix, NAME))
+    except FileNotFoundError:
+        return None
+    where = join(prefix, NAME)
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise _corrupt(f"{store.uri}/{where}", f"is no manifest ({error.error_count()} errors)") from error
+    if any(part == ".." for file in manifest.files for part in PurePosixPath(file.path).parts):
+        raise _corrupt(f"{store.uri}/{where}", "names a file outside its folder")
+    if not manifest.files or _digest_of(manifest.files) != manifest.digest:
+        raise _corrupt(f"{store.uri}/{where}", "does not have the digest that it names")
+    return manifest
+
+
+def is_whole(store: Store, prefix: str, manifest: Manifest) -> bool:
+    """Say whether every file of an artifact is there with its size. The content is not read."""
+    sizes = {entry.key: entry.size for entry in store.list(join(prefix, manifest.folder))}
+    return all(sizes.get(join(prefix, manifest.folder, file.path)) == file.size for file in manifest.files)
+
+
+def set_aside(store: Store, prefix: str, attempt: str) -> None:
+    """Rename the manifest of a damaged artifact, so that the artifact is made anew."""
+    store.write(join(prefix, f"manifest.corrupt-{attempt}.json"), store.read(join(prefix, NAME)))
+    store.delete([join(prefix, NAME)])
+
+
+def publish(
+    store: Store,
+    prefix: str,
+    attempt: str,
+    folder: Path,
+    *,
+    task: StageTask,
+    result: StageResult,
+    seconds: float = 0.0,
+    peak_memory_bytes: int = 0,
+    versions: Mapping[str, str] | None = None,
+    commit: str | None = None,
+) -> Manifest:
+    """Upload a folder and complete the artifact at a prefix by its manifest.
+
+    Returns:
+        The manifest that is there now: this one, or that of another attempt which was faster. The files of
+        the attempt that lost are deleted.
+
+    Raises:
+        ValueError: the folder has no file.
+        StageError: the store can't be used.
+    """
+    files = files_of(folder)
+    if not files:
+        raise ValueError(f"stage {task.stage} made no file in {folder}")
+    manifest = Manifest(
+        stage=task.stage,
+        fingerprint=task.fingerprint,
+        resource=task.resource,
+        attempt=attempt,
+        digest=_digest_of(files),
+        files=files,
+        config=task.config.model_dump(mode="json"),
+        inputs={role.value: ref for role, ref in task.inputs.items()},
+        result=result.model_dump(mode="json"),
+        seconds=seconds,
+        peak_memory_bytes=peak_memory_bytes,
+        versions=dict(versions or {}),
+        commit=commit,
+    )
+    for file in files:
+        store.upload(folder / file.path, join(prefix, manifest.folder, file.path))
+    data = manifest.model_dump_json(indent=1).encode()
+    if store.write(join(prefix, NAME), data, only_if_absent=True):
+        return manifest
+    winner = find(store, prefix)
+    if winner is None:
+        raise StageError(
+            FailureReason.STORAGE_UNAVAILABLE,
+            f"{store.uri}/{join(prefix, NAME)} was there and is gone: somebody deletes artifacts; it is tried again",
+        )
+    if winner.folder != manifest.folder:
+        store.delete([join(prefix, manifest.folder, file.path) for file in files])
+    return winner
+
+
+def sweep(store: Store, prefix: str, manifest: Manifest) -> None:
+    """Delete what a finished artifact no longer needs: its checkpoints, and files of attempts that came to nothing."""
+    kept = {join(prefix, manifest.folder, file.path) for file in manifest.files}
+    folders = (join(prefix, "attempts"), join(prefix, "checkpoints"))
+    store.delete([entry.key for folder in folders for entry in store.list(folder) if entry.key not in kept])
+
+
+def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Path:
+    """Download an artifact and return `folder`, which then holds exactly its files, each of them verified.
+
+    Args:
+        location: storage whose endpoint and region are used; the artifact may lie in another bucket of it.
+        artifact: what to download.
+        folder: where to; appears only when all is there, and replaces what was there before.
+
+    Raises:
+        StageError: SOURCE_NOT_FOUND, there is no manifest; CORRUPT_ARTIFACT, a digest does not match;
+            OUT_OF_DISK; or the storage can't be used.
+    """
+    store = open_store(location.model_copy(update={"uri": artifact.uri}))
+    manifest = find(store)
+    if manifest is None:
+        raise StageError(
+            FailureReason.SOURCE_NOT_FOUND,
+            f"there is no finished artifact at {artifact.uri}: name the folder that holds {NAME}",
+        )
+    if manifest.digest != artifact.digest:
+        raise _corrupt(artifact.uri, f"has digest {manifest.digest} and not {artifact.digest}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(folder.parent).free < manifest.size:
+        raise out_of_disk(folder)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as unfinished:
+
+        def download(file: File) -> None:
+            try:
+                content = store.download(join(manifest.folder, file.path), Path(unfinished, "files", file.path))
+            except FileNotFoundError as error:
+                raise _corrupt(artifact.uri, f"lacks its file {file.path}") from error
+            if (content.size, content.sha256) != (file.size, file.sha256):
+                raise _corrupt(artifact.uri, f"has another {file.path} than its manifest says")
+
+        with ThreadPoolExecutor(_STREAMS) as pool:
+            list(pool.map(download, manifest.files))
+        if folder.exists():
+            shutil.rmtree(folder)
+        Path(unfinished, "files").rename(folder)
+    return folder
+
+
+def _corrupt(where: str, what: str) -> StageError:
+    return StageError(FailureReason.CORRUPT_ARTIFACT, f"{where} {what}: delete that folder, and it is made anew")
+
+
+def _digest_of(files: tuple[File, ...]) -> str:
+    return digest_of({file.path: Content(file.size, file.sha256) for file in files})
