@@ -113,7 +113,7 @@ def capture(
     device: torch.device,
     local_rank: int,
     local_world_size: int,
-    barrier: Callable[[], None],
+    barrier: Callable[[], object],
     check_stopped: Callable[[], None],
 ) -> CapturedTeacher:
     """Computes the states of all dialogues into a folder that the processes of one machine share.

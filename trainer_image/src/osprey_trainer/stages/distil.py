@@ -1,0 +1,211 @@
+"""Stage 4: the training-time-test unroll against the frozen target, on answers that the target gave itself.
+
+The result is a drafter in the published format, which SGLang serves, in fp32: the server casts it to its own dtype,
+and another stage can go on from it without loss. `training.json` beside it says what it was trained on.
+
+A dialogue longer than `sequence_length` loses the end of its answer; one whose prompt leaves no room for a supervised
+token is dropped. Both are counted, in the log and in `training.json`.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from pydantic import JsonValue
+
+from osprey_api.conditions import FailureReason
+from osprey_api.fingerprint import sha256
+from osprey_api.stages import DistilConfig, DistilResult, InputRole
+from osprey_runtime import manifest
+from osprey_runtime.context import StageContext, stopped
+from osprey_runtime.store import open_store
+from osprey_trainer.acceptance import simulate, summarise
+from osprey_trainer.data.answers import Dialogue, fit, read_dialogues
+from osprey_trainer.data.dialogues import DialogueBatches
+from osprey_trainer.data.teacher import OnlineTeacher, Teacher, capture
+from osprey_trainer.errors import TrainerError
+from osprey_trainer.models.draft import Drafter
+from osprey_trainer.models.target import Target
+from osprey_trainer.objectives import Distillation
+from osprey_trainer.training import from_rank_0, process_group, run_loop, split_of, write_report
+
+log = logging.getLogger(__name__)
+
+_SAMPLE = 16
+"""Dialogues on which the acceptance length is simulated during training."""
+_FINAL_SAMPLE = 64
+"""And at the end."""
+_SIMULATIONS = 20
+"""Of one run."""
+
+
+def run(ctx: StageContext) -> DistilResult:
+    """Writes the trained drafter.
+
+    Raises:
+        TrainerError: INVALID_DATA if no answer has a supervised token; INVALID_CONFIG if drafter and target do not
+            belong together, or the batch cannot be shared by the processes; OUT_OF_DISK; DIVERGED.
+        StageError: STOPPED, with a checkpoint saved.
+    """
+    config = cast(DistilConfig, ctx.config)
+    optimization = config.optimization
+    split = split_of(ctx, optimization)
+    drafter = Drafter.load(ctx.input(InputRole.DRAFTER))
+    dialogues, counts = fit(
+        read_dialogues(ctx.input(InputRole.ANSWERS), vocab_size=drafter.config.vocab_size),
+        sequence_length=optimization.sequence_length,
+    )
+    supervised = _supervised_tokens(dialogues, drafter)
+    log.info("dialogues: %s; supervised tokens in the draft vocabulary %d", counts, supervised)
+    with process_group(ctx) as device:
+        target = Target(
+            ctx.model(config.target),
+            tapped_layers=drafter.config.tapped_layers,
+            dtype=_dtype(config),
+            device=device,
+        )
+        _check_sizes(drafter, target)
+        teacher = _teacher(ctx, config, dialogues, target, device)
+        objective = Distillation(
+            drafter,
+            target.head,
+            steps=config.unroll,
+            decay=config.decay,
+            train_embedding=not config.freeze_embedding,
+        )
+        del target  # with captured states nothing else holds it
+        sample = _spread(dialogues, _SAMPLE)
+        steps = math.ceil(config.epochs * len(dialogues) / optimization.global_batch_size)
+
+        def acceptance(step: int, metrics: Mapping[str, float]) -> float | None:
+            if ctx.task.execution.zero_stage == 3:  # no rank holds the whole drafter
+                return metrics.get("acceptance_length")
+            due = step % max(1, steps // _SIMULATIONS) == 0
+            return _acceptance_length(drafter, teacher, sample, config, device) if due else None
+
+        trained = run_loop(
+            ctx,
+            objective,
+            DialogueBatches(dialogues, teacher, split=split, seed=optimization.seed),
+            optimization=optimization,
+            steps=steps,
+            accumulation=split.accumulation,
+            acceptance=acceptance,
+        )
+        acceptance_length = 0.0
+        if ctx.rank == 0:
+            drafter = Drafter(drafter.config).to(device)
+            drafter.load_state_dict(trained.result.weights)
+            final_sample = _spread(dialogues, _FINAL_SAMPLE)
+            acceptance_length = _acceptance_length(drafter, teacher, final_sample, config, device)
+            drafter.save(ctx.output)
+            write_report(
+                ctx,
+                trained,
+                dialogues=asdict(counts),
+                supervised_tokens_in_draft_vocabulary=supervised,
+                simulated_acceptance_length=acceptance_length,
+            )
+        acceptance_length = from_rank_0(acceptance_length)
+    return DistilResult(
+        steps=trained.result.steps,
+        supervised_tokens=trained.result.tokens,
+        first_loss=trained.first_loss,
+        final_loss=trained.final_loss,
+        simulated_acceptance_length=acceptance_length,
+    )
+
+
+def _dtype(config: DistilConfig) -> torch.dtype:
+    """Of the target, and of its captured states."""
+    return torch.bfloat16 if config.optimization.precision == "BF16" else torch.float32
+
+
+def _supervised_tokens(dialogues: Sequence[Dialogue], drafter: Drafter) -> int:
+    expressible = drafter.t2d.numpy()
+    supervised = sum(int(expressible[dialogue.answer_ids[1:]].sum()) for dialogue in dialogues)
+    if supervised == 0:
+        raise TrainerError(
+            FailureReason.INVALID_DATA,
+            f"None of the {len(dialogues)} answers has a token of the drafter's vocabulary "
+            f"({drafter.config.draft_vocab_size} tokens): convert the drafter with these answers.",
+        )
+    return supervised
+
+
+def _check_sizes(drafter: Drafter, target: Target) -> None:
+    wanted = (drafter.config.vocab_size, drafter.config.target_hidden_size)
+    if tuple(target.head.shape) != wanted:
+        raise TrainerError(
+            FailureReason.INVALID_CONFIG,
+            f"The drafter was made for a target with {wanted[0]} tokens and hidden size {wanted[1]}, but this target "
+            f"has {target.head.shape[0]} and {target.head.shape[1]}: convert a drafter for this target.",
+        )
+
+
+def _teacher(
+    ctx: StageContext, config: DistilConfig, dialogues: Sequence[Dialogue], target: Target, device: torch.device
+) -> Teacher:
+    greedy = from_rank_0(_answers_are_greedy(ctx) if ctx.rank == 0 else False)
+    if config.teacher == "Online":
+        return OnlineTeacher(target, greedy=greedy, device=device)
+
+    def check_stopped() -> None:
+        if ctx.stop.is_set():
+            raise stopped()
+
+    return capture(
+        _capture_folder(ctx, config, drafter_layers=target.tapped_layers),
+        dialogues,
+        target,
+        greedy=greedy,
+        dtype=_dtype(config),
+        device=device,
+        local_rank=ctx.local_rank,
+        local_world_size=ctx.task.execution.processes_per_node,
+        barrier=dist.barrier,
+        check_stopped=check_stopped,
+    )
+
+
+def _capture_folder(ctx: StageContext, config: DistilConfig, *, drafter_layers: Sequence[int]) -> Path:
+    """Named by all that shapes the states: a restarted container finds only its own."""
+    key: JsonValue = {
+        "target": config.target.model_dump(mode="json"),
+        "answers": ctx.task.inputs[InputRole.ANSWERS].digest,
+        "layers": list(drafter_layers),
+        "sequence_length": config.optimization.sequence_length,
+        "precision": config.optimization.precision,
+    }
+    return ctx.scratch / f"teacher-{sha256(key)[:16]}"
+
+
+def _answers_are_greedy(ctx: StageContext) -> bool:
+    """Whether the next token of an answer is also the target's most likely one; else that one is computed."""
+    answers = ctx.task.inputs[InputRole.ANSWERS]
+    found = manifest.find(open_store(ctx.storage.model_copy(update={"uri": answers.uri})))
+    return found is not None and isinstance(found.config, dict) and found.config.get("temperature") == 0
+
+
+def _spread(dialogues: Sequence[Dialogue], count: int) -> list[Dialogue]:
+    """At most `count` dialogues, evenly spread over all of them, so over the domains too."""
+    return [dialogues[i * len(dialogues) // count] for i in range(count)] if len(dialogues) > count else list(dialogues)
+
+
+def _acceptance_length(
+    drafter: Drafter, teacher: Teacher, sample: Sequence[Dialogue], config: DistilConfig, device: torch.device
+) -> float:
+    """Mean over dialogues of tokens per verify step. Every one has a verify step: `fit` saw to that."""
+    bf16 = config.optimization.precision == "BF16"
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        requests = [
+            request
+            for dialogue in sample
+            for request in simulate(drafter, teacher.batch([dialogue]).to(device), steps=config.unroll)
+        ]
+    return summarise(requests).per_request or 0.0
