@@ -1,0 +1,1 @@
+"""Everything about the SGLang server: its plugin, its files, and the stages that are its clients."""

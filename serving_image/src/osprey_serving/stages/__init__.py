@@ -1,0 +1,1 @@
+"""The stages that are clients of an SGLang server."""
