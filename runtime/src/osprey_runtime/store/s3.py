@@ -32,10 +32,10 @@ _BATCH = 1000
 _RESUMPTIONS = 5
 """How often one download goes on after its connection broke."""
 
-_WRONG_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed", "InvalidToken"}
+_WRONG_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}
 _EXPIRED_KEYS = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "InsufficientStorage"}
-_OTHER_REGION = {"PermanentRedirect", "IllegalLocationConstraintException", "TemporaryRedirect"}
+_OTHER_REGION = {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException", "TemporaryRedirect"}
 _BUSY = {"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "ThrottlingException"}
 _UNSUPPORTED = {"NotImplemented", "XAmzContentSHA256Mismatch", "MissingContentLength", "UnsupportedArgument"}
 
@@ -142,12 +142,20 @@ class S3Store(Store):
 
     def probe(self) -> None:
         """Check that keys can be written, read, listed and deleted here, and that If-None-Match is honoured."""
+        any(self.list(".osprey-probe"))
+        with self._errors():
+            try:
+                # Some stores list a missing bucket as empty, and make it when it is written to.
+                self._client.head_bucket(Bucket=self._bucket)
+            except ClientError as error:
+                if _status(error) == 404:
+                    raise self._no_bucket() from error
+                raise
         key = f".osprey-probe-{secrets.token_hex(8)}"
         self.write(key, b"", only_if_absent=True)
         try:
             twice = self.write(key, b"", only_if_absent=True)
             self.read(key)
-            any(self.list(".osprey-probe"))
         finally:
             self.delete([key])
         if twice:
@@ -198,15 +206,18 @@ class S3Store(Store):
     def _error(self, reason: FailureReason, what: str, fix: str) -> StageError:
         return StageError(reason, f"the S3 store at {self._endpoint} (s3://{self._bucket}) {what}: {fix}")
 
+    def _no_bucket(self) -> StageError:
+        return StageError(
+            FailureReason.STORAGE_NOT_FOUND,
+            f"bucket {self._bucket!r} does not exist at {self._endpoint}: create it, or correct the URI",
+        )
+
     def _refusal(self, error: ClientError, key: str) -> Exception:
         """Return what an answer of the store means."""
         code, status = str(error.response.get("Error", {}).get("Code", "")), _status(error)
         answer = f"{status} {code}".strip()
         if code == "NoSuchBucket":
-            return StageError(
-                FailureReason.STORAGE_NOT_FOUND,
-                f"bucket {self._bucket!r} does not exist at {self._endpoint}: create it, or correct the URI",
-            )
+            return self._no_bucket()
         if code == "NoSuchKey" or status == 404:
             return FileNotFoundError(f"{self.uri}/{key}")
         if code in _FULL or status == 507:
