@@ -33,12 +33,13 @@ def _register() -> None:
     # SGLang takes seconds to import, and nothing of it is needed before this is called.
     from pkgutil import resolve_name  # noqa: PLC0415
 
-    from sglang.srt.models.registry import ModelRegistry  # noqa: PLC0415
+    from sglang.srt.models.registry import ModelRegistry, import_model_classes  # noqa: PLC0415
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     from osprey_serving.plugin import swap  # noqa: PLC0415
 
-    ModelRegistry.register(f"{__name__}.models", overwrite=True, strict=True)
+    # Not ModelRegistry.register: it would import all of SGLang's models, also where that is put off.
+    ModelRegistry.models.update(import_model_classes(f"{__name__}.models", strict=True))
     scheduler = "sglang.srt.managers.scheduler_components"
     for target, hook, kind in (
         (
