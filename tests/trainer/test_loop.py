@@ -13,8 +13,16 @@ from osprey_trainer.batch import WindowBatch
 from osprey_trainer.errors import TrainerError
 from osprey_trainer.loop import Stopped, train
 from osprey_trainer.models.backbone import Backbone
-from osprey_trainer.objectives import Distillation, Objective, Pretraining
+from osprey_trainer.objectives import Distillation, Pretraining
 from osprey_trainer.settings import LoopSettings, Schedule
+from osprey_trainer.unroll import unroll
+from osprey_trainer.vocabulary import DraftVocabulary
+
+# DeepSpeed 0.19.8 calls them; torch 2.14 has newer names.
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:.torch.distributed.{name}. is deprecated:FutureWarning")
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor")
+]
 
 
 class Cycle:
@@ -70,10 +78,7 @@ def terminate():
 @pytest.fixture
 def windows():
     generator = torch.Generator().manual_seed(0)
-    return [
-        WindowBatch(torch.randint(8, (2, 13), generator=generator), names=(f"w{i}a", f"w{i}b"))
-        for i in range(5)
-    ]
+    return [WindowBatch(torch.randint(8, (2, 13), generator=generator), names=(f"w{i}a", f"w{i}b")) for i in range(5)]
 
 
 @pytest.fixture
@@ -107,9 +112,10 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(pretraining, windows, ze
     nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
     torch.optim.AdamW(expected.parameters(), lr=1e-2, betas=s.betas, weight_decay=0.0).step()
 
-    assert result.loss == pytest.approx(float(loss), rel=1e-5)
+    expected_loss = pytest.approx(loss.item(), rel=1e-5)
+    assert result.loss == expected_loss
     assert result.tokens == 24 * accumulation
-    assert result.metrics["cross_entropy"] == pytest.approx(float(loss), rel=1e-5)
+    assert result.metrics["cross_entropy"] == expected_loss
     for name, value in expected.backbone.state_dict().items():
         torch.testing.assert_close(result.weights[name], value, atol=1e-4, rtol=1e-4)
 
@@ -118,6 +124,7 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(pretraining, windows, ze
     "options", [{"zero_stage": 0}, {"zero_stage": 1, "ema_decay": 0.9, "accumulation": 2}, {"zero_stage": 3}]
 )
 def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, options):
+    handler = signal.getsignal(signal.SIGTERM)
     straight = train(pretraining(), Cycle(windows), settings(**options), progress=Log())
 
     checkpoints = Folder(tmp_path)
@@ -126,19 +133,137 @@ def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, 
             pretraining(),
             Cycle(windows),
             settings(**options),
-            progress=Log(after={4: terminate}),
+            progress=Log(after={3: terminate}),  # seen by all ranks during the next step
             checkpoints=checkpoints,
         )
     assert (stopped.value.code, stopped.value.step) == (143, 4)
     torch.manual_seed(99)
     log = Log()
-    resumed = train(
-        pretraining(), Cycle(windows), settings(**options), progress=log, checkpoints=checkpoints
-    )
+    resumed = train(pretraining(), Cycle(windows), settings(**options), progress=log, checkpoints=checkpoints)
 
     assert [line[0] for line in log.lines] == [5, 6]
     assert resumed.tokens == straight.tokens
     assert resumed.weights.keys() == straight.weights.keys()
     for name, value in straight.weights.items():
         assert torch.equal(resumed.weights[name], value), name
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_periodic_checkpoints_are_written_and_the_newest_is_used(pretraining, windows, tmp_path):
+    checkpoints = Folder(tmp_path)
+    s = settings(steps=5, checkpoint_every_steps=2)
+    train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    assert checkpoints.latest() == tmp_path / "4"  # the last step is followed by the result instead
+    log = Log()
+    train(pretraining(), Cycle(windows), s, progress=log, checkpoints=checkpoints)
+    assert [line[0] for line in log.lines] == [5]
+
+
+def test_a_checkpoint_of_other_ranks_is_refused(pretraining, windows, tmp_path):
+    checkpoints = Folder(tmp_path)
+    s = settings(steps=3, checkpoint_every_steps=2)
+    train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    (tmp_path / "2" / "rank1.pt").write_bytes(b"")
+    with pytest.raises(TrainerError, match="written by 2 ranks, and 1 are running"):
+        train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_and_samples(pretraining, windows):
+    class Breaks(Pretraining):
+        calls = 0
+
+        def forward(self, batch, scale):
+            self.calls += 1
+            loss, totals = super().forward(batch, scale)
+            return (loss * float("nan") if self.calls == 3 else loss), totals
+
+    objective = Breaks(pretraining().backbone)
+    with pytest.raises(TrainerError) as error:
+        train(objective, Cycle(windows[1:2]), settings(), progress=Log())
+    assert error.value.reason is FailureReason.DIVERGED
+    assert "not finite at step 3; the batch holds w1a, w1b" in str(error.value)
+    assert all(p.isfinite().all() for p in objective.parameters())
+
+
+def test_the_average_lags_behind_the_weights(pretraining, windows):
+    raw = train(pretraining(), Cycle(windows), settings(), progress=Log()).weights
+    averaged = train(pretraining(), Cycle(windows), settings(ema_decay=0.5), progress=Log()).weights
+    start = pretraining().backbone.state_dict()
+    for name in ("layers.0.mlp.up_proj.weight", "norm.weight"):
+        assert 0 < (averaged[name] - start[name]).norm() < (raw[name] - start[name]).norm()
+
+
+def test_averaging_whole_weights_refuses_split_ones(pretraining, windows):
+    with pytest.raises(TrainerError, match="set zeroStage to 2 or less"):
+        train(pretraining(), Cycle(windows), settings(ema_decay=0.5, zero_stage=3), progress=Log())
+
+
+def test_learning_rate_warms_up_then_follows_the_schedule():
+    cosine = settings(steps=100, learning_rate=1.0, warmup_ratio=0.04)
+    assert [cosine.learning_rate_at(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert cosine.learning_rate_at(52) == pytest.approx(0.5)
+    assert cosine.learning_rate_at(99) < 0.001
+    constant = settings(steps=100, learning_rate=1.0, schedule=Schedule.CONSTANT, warmup_ratio=0)
+    assert constant.learning_rate_at(0) == constant.learning_rate_at(99) == 1.0
+
+
+def test_pretraining_lowers_the_loss_and_can_leave_the_embedding_alone(pretraining, windows):
+    log = Log()
+    s = settings(steps=40, learning_rate=3e-3, bf16=True)
+    objective = pretraining(train_embedding=False)
+    result = train(objective, Cycle(windows), s, progress=log)
+    assert log.losses[-1] < 0.7 * log.losses[0]
+    assert log.lines[-1][3]["cross_entropy"] == pytest.approx(log.losses[-1], rel=1e-4)
+    start = pretraining().backbone.state_dict()
+    assert torch.equal(result.weights["embed_tokens.weight"], start["embed_tokens.weight"])
+    assert not torch.equal(result.weights["norm.weight"], start["norm.weight"])
+
+
+@pytest.mark.parametrize("arrangement", ["osprey", "eagle3"])
+def test_distillation_learns_to_draft_for_the_target(trained, target, dialogues, arrangement):
+    batches = [dialogues((4, 8), (6, 10), seed=seed) for seed in range(3)]
+    objective = Distillation(trained(arrangement), target.head, steps=3)
+    log = Log()
+    s = settings(steps=60, learning_rate=5e-3, schedule=Schedule.CONSTANT)
+    result = train(objective, Cycle(batches), s, progress=log)
+    assert sum(log.losses[-5:]) < 0.8 * sum(log.losses[:5])
+    assert {"acceptance_length", "acceptance_1"} <= result.metrics.keys()
+    assert result.tokens == 60 * 18
+
+
+def test_distillation_is_the_discounted_mean_of_the_soft_losses(trained, target, dialogues):
+    """Against the definition, with all logits of all rows at once."""
+    drafter = trained("osprey")
+    keep = torch.arange(64) % 4 != 0
+    drafter = drafter.with_draft_vocabulary(DraftVocabulary(keep.nonzero().flatten(), 64, 1.0))
+    batch = dialogues((4, 9), (3, 5))
+    objective = Distillation(drafter, target.head, steps=3)
+    rows = objective.rows(batch)
+    loss, _ = objective(batch, 1 / rows)
+
+    everywhere = torch.arange(batch.ids.shape[1] - 1).expand(2, -1)
+    outputs = unroll(drafter, batch.ids, batch.states.taps, everywhere, 3)
+    p = (batch.states.last_hidden @ target.head[keep].T).softmax(-1)
+    expected = torch.zeros(())
+    for k, output in enumerate(outputs):
+        log_q = (output @ drafter.lm_head.weight.T).log_softmax(-1)
+        losses = [
+            -(p[b, i + 1 + k] @ log_q[b, i])
+            for b, (prompt, answer) in enumerate([(4, 9), (3, 5)])
+            for i in range(prompt - 1, prompt + answer - 2 - k)
+            if keep[batch.ids[b, i + 2 + k]]
+        ]
+        assert len(losses) == rows[k]
+        expected = expected + 0.8**k * torch.stack(losses).mean()
+    torch.testing.assert_close(loss, expected)
+
+    parameters = [p for p in drafter.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, parameters)
+    for a, b in zip(found, torch.autograd.grad(expected, parameters), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-3)
+
+
+def test_distillation_can_leave_embedding_and_head_alone(trained, target):
+    objective = Distillation(trained("osprey"), target.head, steps=2, train_embedding=False, train_head=False)
+    frozen = {name for name, p in objective.drafter.named_parameters() if not p.requires_grad}
+    assert frozen == {"embed_tokens.weight", "lm_head.weight"}
