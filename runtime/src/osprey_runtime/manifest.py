@@ -8,10 +8,10 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, JsonValue, TypeAdapter, ValidationError
 
 from osprey_api.base import Digest, StatusModel
 from osprey_api.conditions import FailureReason
@@ -24,10 +24,16 @@ _STREAMS = 4
 """Files downloaded at a time."""
 
 
+def _inside(path: str) -> str:
+    if any(part in {"", ".", ".."} for part in path.split("/")):
+        raise ValueError("path leaves its folder")
+    return path
+
+
 class File(StatusModel):
     """One file of an artifact."""
 
-    path: Annotated[str, Field(pattern=r"^[^/\0]+(/[^/\0]+)*$")]
+    path: Annotated[str, AfterValidator(_inside)]
     """'/'-separated, relative to the artifact's folder."""
     size: int
     """Bytes."""
@@ -104,8 +110,6 @@ def find(store: Store, prefix: str = "") -> Manifest | None:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
         raise _corrupt(f"{store.uri}/{where}", f"is no manifest ({error.error_count()} errors)") from error
-    if any(part == ".." for file in manifest.files for part in PurePosixPath(file.path).parts):
-        raise _corrupt(f"{store.uri}/{where}", "names a file outside its folder")
     if not manifest.files or _digest_of(manifest.files) != manifest.digest:
         raise _corrupt(f"{store.uri}/{where}", "does not have the digest that it names")
     return manifest
