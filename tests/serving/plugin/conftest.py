@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-V, DRAFT_V, H, I, HEADS, KEY_HEADS, D = 512, 320, 64, 128, 4, 2, 16
+V, DRAFT_V, H, MLP, HEADS, KEY_HEADS, D = 512, 320, 64, 128, 4, 2, 16
 TAPS = (1, 2, 3)  # HF's hidden_states[j]: the input of layer j
 EPS = 1e-5
 
@@ -17,7 +17,7 @@ EPS = 1e-5
 def _target(folder):
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=V, hidden_size=H, intermediate_size=I, num_hidden_layers=4, num_attention_heads=HEADS,
+        vocab_size=V, hidden_size=H, intermediate_size=MLP, num_hidden_layers=4, num_attention_heads=HEADS,
         num_key_value_heads=KEY_HEADS, head_dim=D, max_position_embeddings=2048, rms_norm_eps=EPS,
         tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, initializer_range=0.2,
     )  # fmt: skip
@@ -77,14 +77,14 @@ def make_drafter(target, *, osprey, layers, seed, architecture="LlamaForCausalLM
                 "input_layernorm": norm(H), "hidden_norm": norm(H), "post_attention_layernorm": norm(H),
                 "self_attn.q_proj": random(HEADS * D, wide) * 4, "self_attn.k_proj": random(KEY_HEADS * D, wide) * 4,
                 "self_attn.v_proj": random(KEY_HEADS * D, wide), "self_attn.o_proj": random(H, HEADS * D),
-                "mlp.gate_proj": random(I, H), "mlp.up_proj": random(I, H), "mlp.down_proj": random(H, I),
+                "mlp.gate_proj": random(MLP, H), "mlp.up_proj": random(MLP, H), "mlp.down_proj": random(H, MLP),
             }.items()
         }  # fmt: skip
         if architecture.startswith("Qwen3"):
             tensors |= {f"{block}.self_attn.{name}.weight": norm(D) for name in ("q_norm", "k_norm")}
     config = {
         "architectures": [architecture], "model_type": "qwen3" if architecture.startswith("Qwen3") else "llama",
-        "hidden_size": H, "intermediate_size": I, "num_hidden_layers": layers, "num_attention_heads": HEADS,
+        "hidden_size": H, "intermediate_size": MLP, "num_hidden_layers": layers, "num_attention_heads": HEADS,
         "num_key_value_heads": KEY_HEADS, "head_dim": D, "vocab_size": V, "draft_vocab_size": DRAFT_V,
         "target_hidden_size": H, "max_position_embeddings": 2048, "rms_norm_eps": EPS, "hidden_act": "silu",
         "attention_bias": False, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
@@ -118,4 +118,11 @@ def tiny(tmp_path_factory):
         drafters[name] = SimpleNamespace(folder=folder, config=config, tensors=tensors)
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(2, V, (n,), generator=generator).tolist() for n in (3, 7, 12, 20, 33, 50)]
-    return SimpleNamespace(folder=root / "target", model=model, prompts=prompts, drafters=drafters, root=root)
+    return SimpleNamespace(
+        root=root,
+        folder=root / "target",
+        model=model,
+        prompts=prompts,
+        drafters=drafters,
+        write_drafter=write_drafter,
+    )

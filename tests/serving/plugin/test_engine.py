@@ -1,11 +1,9 @@
 """The plugin in a real SGLang on the CPU: same outputs, the drafts it should make, a live swap."""
 
-import json
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
+import httpx
 import pytest
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
@@ -14,13 +12,8 @@ NEW = 40
 
 
 def post(server, path, body, key=None):
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return httpx.post(server.url + path, json=body, headers=headers, timeout=60)
 
 
 def generate(server, prompts):
@@ -28,8 +21,7 @@ def generate(server, prompts):
 
     def one(prompt):
         sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
-        status, answer = post(server, "/generate", {"input_ids": prompt, "sampling_params": sampling})
-        assert status == 200, answer
+        answer = post(server, "/generate", {"input_ids": prompt, "sampling_params": sampling}).json()
         return answer["output_ids"], answer["meta_info"].get("spec_verify_ct")
 
     with ThreadPoolExecutor(len(prompts)) as pool:
@@ -120,35 +112,104 @@ class SlowDrafter:
         return steps
 
 
-def expected_steps(tiny, name, greedy):
-    slow = SlowDrafter(tiny.drafters[name])
-    return [slow.verify_steps(tiny.model, prompt, answer) for prompt, answer in zip(tiny.prompts, greedy, strict=True)]
+@pytest.fixture(scope="module")
+def steps(tiny, greedy):
+    """Verify steps of each prompt with a drafter, computed slowly."""
+
+    def compute(name):
+        slow = SlowDrafter(tiny.drafters[name])
+        return [slow.verify_steps(tiny.model, *pair) for pair in zip(tiny.prompts, greedy, strict=True)]
+
+    return compute
 
 
 def test_without_a_drafter_the_output_is_that_of_transformers(tiny, greedy, sglang_server):
     with sglang_server(tiny.folder) as server:
         assert [ids for ids, _ in generate(server, tiny.prompts)] == greedy
-        with urllib.request.urlopen(f"{server.url}/server_info", timeout=30) as response:
-            states = json.load(response)["internal_states"]
+        states = httpx.get(f"{server.url}/server_info", timeout=30).json()["internal_states"]
         assert [state["osprey_plugin"] for state in states] == [version("osprey-serving")]
 
 
-def test_osprey_drafter_drafts_as_computed_slowly_and_is_swapped_live(tiny, greedy, sglang_server):
-    key = "k"
-    first, second = (expected_steps(tiny, name, greedy) for name in ("osprey", "worse"))
-    assert sum(first) < sum(second)  # else the test below shows nothing
+def test_osprey_drafter_drafts_as_computed_slowly_and_is_swapped_live(tiny, greedy, steps, sglang_server):
+    before, after = steps("osprey"), steps("worse")
+    assert sum(before) < sum(after)  # else the swap below shows nothing
+    key = "admin"
+
+    def update(path, key=key):
+        return post(server, "/update_weights_from_disk", {"model_path": path, "weight_version": "2"}, key)
+
     with sglang_server(tiny.folder, tiny.drafters["osprey"].folder, admin_key=key) as server:
+        assert generate(server, tiny.prompts) == list(zip(greedy, before, strict=True))
+
+        worse = tiny.drafters["worse"]
+        shifted = dict(worse.tensors, d2t=worse.tensors["d2t"].clone())
+        shifted["d2t"][-1] -= 1
+        fewer = {name: tensor for name, tensor in worse.tensors.items() if name != "fc.weight"}
+        for folder, sentence in {
+            f"draft:{tiny.write_drafter(tiny.root / 'shifted', worse.config, shifted)}": "draft vocabulary (d2t)",
+            f"draft:{tiny.write_drafter(tiny.root / 'fewer', worse.config, fewer)}": "fc.weight is missing",
+            f"draft:{tiny.drafters['eagle3'].folder}": "swap_h_and_emb: None",
+            f"draft:{tiny.folder}": "architectures: ['LlamaForCausalLM']",
+            "draft:/nowhere": "it has no config.json",
+            str(worse.folder): f"write draft:{worse.folder}",
+            str(tiny.folder): "not updated in place",
+        }.items():
+            answer = update(folder)
+            assert answer.status_code == 400
+            assert sentence in answer.json()["message"]
+        assert update(f"draft:{worse.folder}", key=None).status_code == 401
+        assert generate(server, tiny.prompts) == list(zip(greedy, before, strict=True))
+
+        answer = update(f"draft:{worse.folder}")
+        assert answer.status_code == 200, answer.text
+        assert generate(server, tiny.prompts) == list(zip(greedy, after, strict=True))
+        assert httpx.get(f"{server.url}/model_info", timeout=30).json()["weight_version"] == "2"
+
+
+def test_eagle3_is_sglangs_own_and_a_swap_leaves_the_targets_embedding_alone(tiny, greedy, sglang_server):
+    drafter = tiny.drafters["eagle3"]
+    other = {name: torch.randn_like(tensor) if tensor.is_floating_point() else tensor
+             for name, tensor in drafter.tensors.items()}  # fmt: skip
+    folder = tiny.write_drafter(tiny.root / "eagle3-other", drafter.config, other)
+    tree = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
+    with sglang_server(tiny.folder, drafter.folder, extra_args=tree) as server:
         answers = generate(server, tiny.prompts)
         assert [ids for ids, _ in answers] == greedy
-        assert [steps for _, steps in answers] == first
+        assert sum(steps for _, steps in answers) < len(greedy) * (NEW - 1)  # some drafts are right
+        answer = post(server, "/update_weights_from_disk", {"model_path": f"draft:{folder}"})
+        assert answer.status_code == 200, answer.text
+        assert [ids for ids, _ in generate(server, tiny.prompts)] == greedy
 
-        def swap(folder, key=key):
-            body = {"model_path": f"draft:{folder}", "weight_version": "2"}
-            return post(server, "/update_weights_from_disk", body, key)
 
-        assert swap(tiny.drafters["worse"].folder, key=None)[0] == 401
-        status, answer = swap(tiny.drafters["worse"].folder)
-        assert (status, answer["success"]) == (200, True), answer
-        answers = generate(server, tiny.prompts)
-        assert [ids for ids, _ in answers] == greedy
-        assert [steps for _, steps in answers] == second
+def test_qwen3_body_drafts_as_computed_slowly(tiny, greedy, steps, sglang_server):
+    with sglang_server(tiny.folder, tiny.drafters["qwen3"].folder) as server:
+        assert generate(server, tiny.prompts) == list(zip(greedy, steps("qwen3"), strict=True))
+
+
+def test_wrong_checkpoint_ends_the_server_with_64_and_a_sentence(tiny, sglang_server, server_did_not_start):
+    drafter = tiny.drafters["osprey"]
+    tensors = dict(drafter.tensors, extra=torch.zeros(1))
+    del tensors["layers.1.hidden_norm.weight"]
+    folder = tiny.write_drafter(tiny.root / "wrong", drafter.config, tensors)
+    with pytest.raises(server_did_not_start) as error, sglang_server(tiny.folder, folder):
+        pass
+    assert error.value.returncode == 64
+    assert f"osprey plugin: {folder}: the drafter's tensors do not fit" in str(error.value)
+    assert "layers.1.hidden_norm.weight is missing; extra is unknown" in str(error.value)
+
+
+def test_wrong_checkpoint_from_the_hub_ends_the_server_too(
+    tiny, tmp_path, sglang_server, server_did_not_start, monkeypatch
+):
+    """A hub name is no folder that could be checked early: the drafter's class does it."""
+    drafter = tiny.drafters["osprey"]
+    tensors = {name: tensor for name, tensor in drafter.tensors.items() if name != "norm.weight"}
+    cached = tmp_path / "hub" / "models--org--drafter"
+    tiny.write_drafter(cached / "snapshots" / "0", drafter.config, tensors)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(server_did_not_start) as error, sglang_server(tiny.folder, "org/drafter"):
+        pass
+    assert error.value.returncode not in {0, None}
+    assert "osprey plugin: the drafter's tensors do not fit its config.json: norm.weight is missing" in str(error.value)

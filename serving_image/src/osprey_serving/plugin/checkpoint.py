@@ -130,15 +130,16 @@ def has_head_norms(config: Mapping[str, Any]) -> bool:
     return architecture(config).startswith("Qwen3")
 
 
-def compare(expected: Shapes, found: Shapes) -> None:
-    """Check that the tensors found are those expected.
+def compare(expected: Shapes, found: Shapes, *, complete: bool = True) -> None:
+    """Check that the tensors found are those expected; without ``complete``, some of them.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, or of another shape.
     """
     # t2d is for training; d2t says nothing when the draft vocabulary is the whole one.
     optional = {"t2d"} | ({"d2t"} if expected["d2t"] == expected["t2d"] else set())
-    problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys() - optional)]
+    missing = expected.keys() - found.keys() - optional if complete else set()
+    problems = [f"{name} is missing" for name in sorted(missing)]
     problems += [f"{name} is unknown" for name in sorted(found.keys() - expected.keys())]
     problems += [
         f"{name} has shape {list(found[name])} instead of {list(shape)}"

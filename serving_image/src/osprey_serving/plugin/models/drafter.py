@@ -188,12 +188,10 @@ class OspreyDrafter(LlamaForCausalLMEagle3):
         """Keep the drafter's own embedding: it is trained, and often not even initialised from the target's."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load every tensor of the checkpoint, or none of it counts.
-
-        The first load ends the process on a wrong checkpoint; a later one, a swap, raises.
+        """Load a checkpoint; the first load, at start, ends the process if it does not fit.
 
         Raises:
-            CheckpointError: a tensor is missing, unknown or misshapen, or a swap brings another ``d2t``.
+            CheckpointError: a later one brings an unknown or misshapen tensor, or another ``d2t``.
         """
         try:
             self._load(weights)
@@ -220,20 +218,14 @@ class OspreyDrafter(LlamaForCausalLMEagle3):
                     target, shard = target.replace(stored, fused), (index,)
             parameter = parameters[target if target in parameters else f"model.{target}"]
             getattr(parameter, "weight_loader", default_weight_loader)(parameter, tensor, *shard)
-        checkpoint.compare(self._expected, found)
+        # An update of a running server may come in parts.
+        checkpoint.compare(self._expected, found, complete=not self._loaded)
 
     def _set_target_ids(self, d2t: Tensor) -> None:
         ids = d2t + torch.arange(d2t.numel(), device=d2t.device)
-        if self._loaded and not torch.equal(ids.cpu(), self.target_ids.cpu()):
+        if self._loaded and (self.hot_token_id is None or not torch.equal(ids.cpu(), self.hot_token_id.cpu())):
             raise checkpoint.CheckpointError("d2t changed: SGLang copies it once at start; restart the server")
         self.hot_token_id = ids
-
-    @property
-    def target_ids(self) -> Tensor:
-        """The target's token id of each draft token, [draft vocabulary]."""
-        if self.hot_token_id is None:
-            return torch.arange(self._expected["lm_head.weight"][0])
-        return self.hot_token_id
 
 
 class Qwen3ForCausalLMEagle3(OspreyDrafter):
