@@ -241,11 +241,9 @@ def test_the_image_of_the_server_is_the_drafters_or_the_operators():
 
 
 def test_the_server_of_a_job_ends_with_its_client():
-    (program, delay, mode) = containers(pod(StageName.BASELINE))["server"]["lifecycle"]["preStop"]["exec"]["command"][
-        2:
-    ]
+    program, delay, port = containers(pod(StageName.BASELINE))["server"]["lifecycle"]["preStop"]["exec"]["command"][2:]
     compile(program, "preStop", "exec")
-    assert (delay, mode) == ("0", "kill")
+    assert (delay, port) == ("0", "30000")
 
 
 def fragment(value, name="stage"):

@@ -167,7 +167,7 @@ def _pod_template(
         disks=server_disks,
         more_args=["--admin-api-key", f"$({ADMIN_KEY_VARIABLE})"],
         more_env=[admin_key],
-        lifecycle={"preStop": {"exec": {"command": sglang.stop_after_draining(DRAIN_DELAY_SECONDS)}}},
+        lifecycle=sglang.pre_stop(DRAIN_DELAY_SECONDS),
         **_probes(),
     )
     return template(

@@ -22,34 +22,27 @@ from osprey_operator.manifests.pod import gpus as gpu_resources
 from osprey_operator.manifests.pod import variable as env_variable
 from osprey_operator.state import KubernetesObject, Settings
 
-_KILL_WHILE_STARTING = """
+_PRE_STOP = """
 import os, signal, socket, sys, time
 time.sleep(float(sys.argv[1]))
 while True:
-    if sys.argv[2] == "drain":
-        try:
-            socket.create_connection(("127.0.0.1", int(sys.argv[3])), timeout=30).close()
-            break
-        except TimeoutError:
-            break
-        except OSError:
-            pass
-    os.kill(1, signal.SIGQUIT)
-    time.sleep(1)
+    try:
+        socket.create_connection(("127.0.0.1", int(sys.argv[2])), timeout=30).close()
+        break
+    except TimeoutError:
+        break
+    except OSError:
+        os.kill(1, signal.SIGQUIT)
+        time.sleep(1)
 """
-"""Run before a server's SIGTERM. SGLang answers SIGTERM by draining, but only once it listens: while it starts,
-the signal is lost (it is process 1), and the pod would hold its GPUs for the whole grace period. SIGQUIT is how
-its own children tell it that one of them failed: it kills them and ends, in each phase once it has imported itself."""
+"""Run before a server's SIGTERM. SGLang answers SIGTERM by draining, but only once it listens: while it starts the
+signal is lost, as it is process 1, and the pod would hold its GPUs for the whole grace period. SIGQUIT is how its
+own children tell it that one of them failed: while it starts it then kills them and ends."""
 
 
-def stop_at_once() -> list[str]:
-    """Return the `preStop` command of a server whose only client has ended."""
-    return ["python3", "-c", _KILL_WHILE_STARTING, "0", "kill"]
-
-
-def stop_after_draining(delay_seconds: int) -> list[str]:
-    """Return the `preStop` command of a server behind a Service: `delay_seconds` for the endpoints to forget it."""
-    return ["python3", "-c", _KILL_WHILE_STARTING, str(delay_seconds), "drain", str(SERVER_PORT)]
+def pre_stop(delay_seconds: int) -> KubernetesObject:
+    """Return the `lifecycle` of a server that takes requests for so long after its pod was told to go."""
+    return {"preStop": {"exec": {"command": ["python3", "-c", _PRE_STOP, str(delay_seconds), str(SERVER_PORT)]}}}
 
 
 def model_path(target: Pinned) -> str:

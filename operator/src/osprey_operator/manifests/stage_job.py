@@ -225,7 +225,7 @@ def _server(
             host="127.0.0.1",
             disks=disks,
             restartPolicy="Always",  # a sidecar; without a startup probe, since the client waits, with a deadline
-            lifecycle={"preStop": {"exec": {"command": sglang.stop_at_once()}}},
+            lifecycle=sglang.pre_stop(0),
         ),
     ]
 
