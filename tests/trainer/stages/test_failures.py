@@ -1,0 +1,146 @@
+"""What is expected to go wrong ends a stage with a closed reason and a sentence that says what to write."""
+
+import json
+import shutil
+
+import pytest
+
+from osprey_api.conditions import FailureReason
+from osprey_api.stages import DataToResolve, Pinned
+
+
+@pytest.fixture
+def refused(machine):
+    def run(task, reason, *words):
+        code, outcome = machine.run(task)
+        assert outcome.failure is reason, outcome.message
+        assert code != 0
+        for word in words:
+            assert word in outcome.message
+        assert outcome.artifact is None
+        assert outcome.result is None
+
+    return run
+
+
+@pytest.fixture
+def data(claims, request):
+    """Writes a file of rows on a claim, and returns its URI."""
+
+    def write(*lines: str) -> str:
+        name = f"{abs(hash(request.node.name))}.jsonl"
+        (claims / "data" / name).write_text("".join(f"{line}\n" for line in lines))
+        return f"pvc://data/{name}"
+
+    return write
+
+
+def source_with(claims, name, **config):
+    """A copy of the source model with another config."""
+    folder = claims / "models" / name
+    shutil.copytree(claims / "models" / "source", folder, dirs_exist_ok=True)
+    fields = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(fields))
+    return Pinned(uri=f"pvc://models/{name}")
+
+
+@pytest.fixture
+def prepared(machine, greedy_answers):
+    """Machine, initial drafter and answers."""
+    answers = machine.answers(greedy_answers)
+    pruned = machine.done(machine.prune()).artifact
+    return pruned, machine.done(machine.convert(answers, backbone=pruned)).artifact, answers
+
+
+def to_resolve(uri, field="text"):
+    return (DataToResolve(name="text", uri=uri, field=field),)
+
+
+def test_a_model_that_is_not_there(machine, refused):
+    refused(machine.resolve(model=Pinned(uri="pvc://models/nothing")), FailureReason.SOURCE_NOT_FOUND, "nothing")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "a"', ("line 2",)),
+        ('{"prompt": "a"}', ("line 2", "'text'", "prompt")),
+        ('{"text": ["a"]}', ("line 2", "'text'", "list")),
+        ("[1]", ("line 2", "object")),
+    ],
+)
+def test_a_broken_row_ends_resolve_with_file_and_line(machine, refused, data, line, words):
+    uri = data('{"text": "good"}', line)
+    refused(machine.resolve(data=to_resolve(uri)), FailureReason.INVALID_DATA, uri, *words)
+
+
+def test_a_backbone_of_another_architecture_is_refused_by_name(machine, refused, claims):
+    other = source_with(claims, "qwen", architectures=["Qwen3ForCausalLM"], model_type="qwen3")
+    refused(machine.resolve(model=other), FailureReason.UNSUPPORTED_MODEL, "Qwen3ForCausalLM", "LlamaForCausalLM")
+    machine.done(machine.resolve(model=other, data=(), resource="ospreydrafter/owl"))
+    refused(machine.prune(source=other), FailureReason.UNSUPPORTED_MODEL, "'qwen3'")
+
+
+def test_a_target_that_is_no_language_model_is_refused_by_name(machine, refused, claims):
+    other = source_with(claims, "bert", architectures=["BertForMaskedLM"])
+    task = machine.resolve(model=other, resource="ospreydrafter/owl")
+    refused(task, FailureReason.UNSUPPORTED_MODEL, "BertForMaskedLM")
+
+
+def test_more_layers_than_the_source_has(machine, refused):
+    refused(machine.prune(layers=5), FailureReason.INVALID_CONFIG, "5", "4")
+
+
+def test_data_that_changed_since_it_was_resolved(machine, refused, data):
+    uri = data('{"text": "one"}')
+    source = machine.done(machine.resolve(data=to_resolve(uri))).result.data[0].source
+    data('{"text": "two"}')
+    refused(machine.tokenize(text=source), FailureReason.INVALID_DATA, uri, "changed")
+
+
+def test_text_without_text(machine, refused, data):
+    uri = data('{"text": ""}')
+    refused(machine.tokenize(text=Pinned(uri=uri)), FailureReason.INVALID_DATA, uri, "no row has text")
+
+
+def test_a_source_without_an_end_token(machine, refused, claims):
+    other = source_with(claims, "endless")
+    path = claims / "models" / "endless" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": None}))
+    refused(machine.tokenize(tokenizer=other), FailureReason.UNSUPPORTED_MODEL, "eos_token")
+
+
+def test_text_shorter_than_a_window(machine, refused, data):
+    pruned = machine.done(machine.prune()).artifact
+    tokens = machine.done(machine.tokenize(text=Pinned(uri=data('{"text": "short"}')))).artifact
+    refused(machine.pretrain(pruned, tokens), FailureReason.INVALID_DATA, "sequenceLength")
+
+
+def test_text_of_another_tokenizer(machine, refused):
+    pruned = machine.done(machine.prune()).artifact
+    tokens = machine.done(machine.tokenize(tokenizer=Pinned(uri="pvc://models/target"))).artifact
+    refused(machine.pretrain(pruned, tokens), FailureReason.INVALID_CONFIG, "319", "304")
+
+
+def test_no_supervised_token_ends_before_training(machine, refused, prepared):
+    _, initial, _ = prepared
+    answers = machine.answers([{"domain": "owls", "prompt_ids": [5, 6], "answer_ids": [7], "finish": "length"}])
+    refused(machine.distil(initial, answers), FailureReason.INVALID_DATA, "too short 1")
+
+
+def test_answers_outside_the_draft_vocabulary_end_before_training(machine, refused, prepared):
+    _, _, answers = prepared
+    small = machine.done(machine.convert(answers, draft_vocab_size=16)).artifact
+    line = {"domain": "owls", "prompt_ids": [5, 6], "answer_ids": [319, 319, 319], "finish": "length"}
+    refused(machine.distil(small, machine.answers([line])), FailureReason.INVALID_DATA, "16 tokens")
+
+
+def test_a_drafter_of_another_target(machine, refused, prepared):
+    _, initial, answers = prepared
+    task = machine.distil(initial, answers, target=Pinned(uri="pvc://models/source"))
+    refused(task, FailureReason.INVALID_CONFIG, "328", "304")
+
+
+def test_a_loss_that_is_not_finite(machine, refused, prepared):
+    _, initial, answers = prepared
+    refused(machine.distil(initial, answers, learning_rate=1e30, clip_norm=1e30), FailureReason.DIVERGED, "step")

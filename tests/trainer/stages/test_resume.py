@@ -1,0 +1,91 @@
+"""A training stage that is stopped or killed goes on, and ends with the same bits."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from osprey_api.conditions import FailureReason
+from osprey_api.stages import Execution
+
+SAVE_OFTEN = Execution(checkpoint_every_steps=10, checkpoints_kept=2)
+DEADLINE_S = 120
+
+
+@pytest.fixture
+def distil(machine, greedy_answers):
+    """Makes the task of a run of 240 steps on a machine of its own."""
+
+    def make(folder: Path):
+        other = type(machine)(folder)
+        folder.mkdir()
+        answers = other.answers(greedy_answers)
+        pruned = other.done(other.prune()).artifact
+        initial = other.done(other.convert(answers, backbone=pruned)).artifact
+        return other, other.distil(initial, answers, epochs=40, execution=SAVE_OFTEN)
+
+    return make
+
+
+def wait_for_checkpoint(machine, task, process=None):
+    deadline = time.monotonic() + DEADLINE_S
+    while not machine.checkpoints(task):
+        assert time.monotonic() < deadline, "no checkpoint in time"
+        assert process is None or process.poll() is None, "the stage ended"
+        time.sleep(0.02)
+
+
+def test_killed_and_stopped_runs_end_with_the_bits_of_an_uninterrupted_one(distil, tmp_path):
+    whole, task = distil(tmp_path / "whole")
+    expected = whole.done(task)
+    interrupted, task = distil(tmp_path / "interrupted")
+
+    process = interrupted.start(task, scratch="killed")
+    try:
+        wait_for_checkpoint(interrupted, task, process)
+    finally:
+        process.kill()
+        process.wait()
+    prefix = Path(task.prefix.removeprefix("file://"))
+    assert process.returncode == -signal.SIGKILL
+    assert not (prefix / "manifest.json").exists()
+    killed_at = interrupted.checkpoints(task)[-1]
+
+    # Another pod, with an empty scratch volume, is told to stop when it has saved something itself.
+    def stop_later():
+        while interrupted.checkpoints(task)[-1] <= killed_at:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop_later)
+    stopper.start()
+    code, outcome = interrupted.run(task, scratch="stopped")
+    stopper.join()
+    assert (code, outcome.failure) == (143, FailureReason.STOPPED)
+    assert not (prefix / "manifest.json").exists()
+    assert interrupted.checkpoints(task)[-1] > killed_at
+
+    resumed = interrupted.done(task, scratch="resumed")
+    # The digest covers the weights and training.json with its losses, bit by bit.
+    assert resumed.artifact.digest == expected.artifact.digest
+    assert resumed.result == expected.result
+    assert not resumed.reused
+
+
+def test_the_checkpoint_says_where_a_run_goes_on(distil, tmp_path, capfd):
+    machine, task = distil(tmp_path / "one")
+    stopper = threading.Thread(
+        target=lambda: (wait_for_checkpoint(machine, task), os.kill(os.getpid(), signal.SIGTERM))
+    )
+    stopper.start()
+    code, _ = machine.run(task)
+    stopper.join()
+    assert code == 143
+    step = int(machine.checkpoints(task)[-1].split("-")[1])
+    capfd.readouterr()
+    machine.done(task)
+    first_line = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("distil "))
+    assert first_line.startswith(f"distil {step + 1}/240")
