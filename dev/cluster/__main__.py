@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -71,6 +72,7 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # `up` undoes what it has done, as for Ctrl-C
     try:
         sys.exit(main(sys.argv[1:]))
     except (ClusterError, binaries.MissingProgramError, processes.NotReadyError, ApiError) as error:
