@@ -2,12 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 from osprey_api.common import Storage
+from osprey_api.conditions import FailureReason
+from osprey_api.naming import GROUP
 
 KubernetesObject = dict[str, Any]
 """A Kubernetes object as its JSON: untyped here, since the API server knows better what it may hold."""
+
+ANNOTATION_APPLIED = f"{GROUP}/applied-hash"
+"""On every child that is applied: the hash of what was applied, so that it is applied again only when that changes."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +95,60 @@ class Traffic:
     acceptance_length: float | None
     """Tokens over verify steps; None: no verify step in the window."""
     tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the API server did not take a child."""
+
+    reason: FailureReason
+    message: str
+    content: str
+    """Hash of the refused child: another content is tried at once."""
+    retry_at: datetime
+
+
+@dataclass(frozen=True)
+class Observed:
+    """All that a plan may look at, beside the resource itself."""
+
+    jobs: tuple[KubernetesObject, ...] = ()
+    """Stage Jobs of the namespace: the resource's own, and those of others, whose results it may share."""
+    pods: tuple[KubernetesObject, ...] = ()
+    """Pods of those Jobs and of the resource's servers."""
+    children: tuple[KubernetesObject, ...] = ()
+    """The resource's own Deployments, Services and ConfigMaps."""
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """UID of a Job or pod that does not get going -> message of its newest Warning event."""
+    backbone: KubernetesObject | None = None
+    """The OspreyBackbone that a drafter names, if it is there."""
+    progress: Mapping[str, StageProgress] = field(default_factory=dict)
+    """UID of a Job -> what its pod says."""
+    traffic: Traffic | None = None
+    refusals: Mapping[str, Refusal] = field(default_factory=dict)
+    """Name of a child that the API server refused -> why."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes event about the resource, for `kubectl describe`."""
+
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, in this order, and when to look again."""
+
+    delete: tuple[KubernetesObject, ...] = ()
+    create: tuple[KubernetesObject, ...] = ()
+    """Made once and never changed: Jobs, and the headless Services beside them."""
+    admin_secret: str | None = None
+    """Name of the Secret with the servers' admin key, to be made if it is not there."""
+    apply: tuple[KubernetesObject, ...] = ()
+    status: KubernetesObject = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
+    """Seconds; None: only when something changes."""

@@ -1,0 +1,153 @@
+"""What a pass looks at, put together from what is known, and read again where that may not be enough."""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from osprey_api import backbone, drafter
+from osprey_api.naming import LABEL_KIND, LABEL_NAME, LABEL_VALUE_LIMIT, shortened
+from osprey_api.status import StageState
+from osprey_operator.api import Api
+from osprey_operator.cache import Cache
+from osprey_operator.children import (
+    condition,
+    containers,
+    job_complete,
+    job_finished,
+    label,
+    name_of,
+    owner_uids,
+    parse_time,
+    pods_of,
+    uid_of,
+)
+from osprey_operator.live import LiveMonitor
+from osprey_operator.manifests.metadata import LABEL_OWNER_UID
+from osprey_operator.manifests.stage_job import JOB_NAME_LABEL
+from osprey_operator.state import KubernetesObject, Observed, Refusal
+
+CHILDREN = ("Deployment", "Service", "ConfigMap")
+STANDSTILL = timedelta(seconds=10)
+"""A pod, or a Job without pods, that is older than this and does nothing may have a Warning event that says why."""
+SETTLING = timedelta(minutes=2)
+"""For so long after a Job of somebody else has ended, its pods may not have been heard of."""
+
+
+class Observer:
+    """Builds `Observed` for a resource."""
+
+    def __init__(self, api: Api, cache: Cache, live: LiveMonitor, *, resync_seconds: float) -> None:
+        self._api = api
+        self._cache = cache
+        self._live = live
+        self._resync = timedelta(seconds=resync_seconds)
+        self._read_at: dict[str, datetime] = {}
+
+    async def observe(self, resource: KubernetesObject, refusals: Mapping[str, Refusal], now: datetime) -> Observed:
+        """Return all that a plan for the resource may look at.
+
+        Raises:
+            ApiError: the API server refuses to tell.
+        """
+        namespace, uid = resource["metadata"]["namespace"], uid_of(resource)
+        await self._read_again(resource, now)
+        await self._read_pods_of_ended_jobs(resource, now)
+        jobs = self._cache.of("Job", namespace)
+        pods = self._cache.of("Pod", namespace)
+        mine = [job for job in jobs if uid in owner_uids(job)]
+        servers = tuple(pod for pod in pods if label(pod, LABEL_OWNER_UID) == uid)
+        body = resource["spec"].get("backbone") if resource["kind"] == drafter.KIND else None
+        progress = {uid_of(job): self._live.stage_progress(uid_of(job)) for job in mine}
+        return Observed(
+            jobs=jobs,
+            pods=pods,
+            children=tuple(
+                child for kind in CHILDREN for child in self._cache.of(kind, namespace) if uid in owner_uids(child)
+            ),
+            warnings=await self._warnings(mine, pods, servers, now),
+            backbone=self._cache.get(backbone.KIND, namespace, body) if body else None,
+            progress={job: said for job, said in progress.items() if said is not None},
+            traffic=self._live.traffic(uid) if resource["kind"] == drafter.KIND else None,
+            refusals=refusals,
+        )
+
+    def forget(self, uid: str) -> None:
+        """A resource is gone."""
+        self._read_at.pop(uid, None)
+
+    async def _read_again(self, resource: KubernetesObject, now: datetime) -> None:
+        """Now and then read a resource's children anew: the deletion of one may never have been told."""
+        uid = uid_of(resource)
+        last = self._read_at.setdefault(uid, now)
+        if now - last < self._resync:
+            return
+        self._read_at[uid] = now
+        namespace = resource["metadata"]["namespace"]
+        name = shortened(resource["metadata"]["name"], LABEL_VALUE_LIMIT)
+        labels = f"{LABEL_KIND}={resource['kind']},{LABEL_NAME}={name}"
+        for kind in ("Job", "Pod", *CHILDREN):
+            known = [
+                each
+                for each in self._cache.of(kind, namespace)
+                if label(each, LABEL_KIND) == resource["kind"] and label(each, LABEL_NAME) == name
+            ]
+            self._cache.reconcile(known, await self._api.list(kind, namespace, labels=labels))
+
+    async def _read_pods_of_ended_jobs(self, resource: KubernetesObject, now: datetime) -> None:
+        """Read the pods of Jobs that ended and whose result is wanted: their watch may be behind that of the Jobs."""
+        namespace, uid = resource["metadata"]["namespace"], uid_of(resource)
+        settled = {
+            entry.get("job")
+            for entry in (resource.get("status") or {}).get("stages", [])
+            if entry["state"] in {StageState.SUCCEEDED, StageState.FAILED, StageState.RETRYING}
+        }
+        for job in self._cache.of("Job", namespace):
+            if not job_finished(job):
+                continue
+            mine = uid in owner_uids(job)
+            if (mine and name_of(job) not in settled) or (not mine and _just_completed(job, now)):
+                known = pods_of(job, self._cache.of("Pod", namespace))
+                found = await self._api.list("Pod", namespace, labels=f"{JOB_NAME_LABEL}={name_of(job)}")
+                self._cache.reconcile(known, found)
+
+    async def _warnings(
+        self,
+        jobs: list[KubernetesObject],
+        pods: tuple[KubernetesObject, ...],
+        servers: tuple[KubernetesObject, ...],
+        now: datetime,
+    ) -> dict[str, str]:
+        """Return the newest Warning event of everything of a resource's that stands still."""
+        still: list[KubernetesObject] = []
+        for job in jobs:
+            if job_finished(job) or job["spec"].get("suspend"):
+                continue
+            made = pods_of(job, pods)
+            still += made or [job]
+        still += servers
+        asked = [each for each in still if _stands_still(each, now)]
+        answers = await asyncio.gather(*(self._newest_warning(each) for each in asked))
+        return {uid_of(each): answer for each, answer in zip(asked, answers, strict=True) if answer}
+
+    async def _newest_warning(self, each: KubernetesObject) -> str | None:
+        events = await self._api.list(
+            "Event", each["metadata"]["namespace"], fields=f"involvedObject.uid={uid_of(each)},type=Warning"
+        )
+        events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+        return str(events[-1].get("message", "")) if events else None
+
+
+def _just_completed(job: KubernetesObject, now: datetime) -> bool:
+    done = condition(job, "Complete")
+    return job_complete(job) and done is not None and now - parse_time(done["lastTransitionTime"]) < SETTLING
+
+
+def _stands_still(each: KubernetesObject, now: datetime) -> bool:
+    """Tell whether a Job without pods, or a pod none of whose containers has begun, is old enough to ask about."""
+    if now - parse_time(each["metadata"]["creationTimestamp"]) < STANDSTILL:
+        return False
+    if each["kind"] == "Job":
+        return True
+    if each.get("status", {}).get("phase") != "Pending":
+        return False
+    return all("waiting" in entry.get("state", {}) for entry in containers(each))

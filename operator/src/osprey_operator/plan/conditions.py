@@ -1,0 +1,108 @@
+"""Conditions, whose transition time moves only with their status, and the one line that says what goes on."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from osprey_api.conditions import ConditionReason, ConditionType, FailureReason
+from osprey_api.stages import StageName
+from osprey_api.status import Condition, StageState, StageStatus
+
+LINE_LIMIT = 140
+"""Characters of the line in a printer column; the other conditions have the whole sentence."""
+
+
+@dataclass
+class Conditions:
+    """The conditions of one resource in the making."""
+
+    previous: Iterable[Condition]
+    generation: int
+    now: datetime
+    made: dict[ConditionType, Condition] = field(default_factory=dict)
+
+    def set(
+        self,
+        kind: ConditionType,
+        status: bool | None,  # noqa: FBT001 - a condition's status is no flag
+        reason: ConditionReason | FailureReason | str,
+        message: str = "",
+    ) -> None:
+        """Say that a condition is true, false or, with None, not known."""
+        word = "Unknown" if status is None else str(status)
+        before = next((entry for entry in self.previous if entry.type == kind), None)
+        since = before.last_transition_time if before is not None and before.status == word else self.now
+        self.made[kind] = Condition.model_validate(
+            {
+                "type": kind.value,
+                "status": word,
+                "reason": str(reason),
+                "message": message[:2000],
+                "last_transition_time": since,
+                "observed_generation": self.generation,
+            }
+        )
+
+    def result(self) -> tuple[Condition, ...]:
+        """Return the conditions, in the order of `ConditionType`."""
+        return tuple(self.made[kind] for kind in ConditionType if kind in self.made)
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What goes on in a resource's stages."""
+
+    progressing: bool
+    reason: str
+    message: str
+
+    @property
+    def line(self) -> str:
+        """The message, short enough for a column."""
+        return self.message if len(self.message) <= LINE_LIMIT else f"{self.message[: LINE_LIMIT - 1]}…"
+
+
+def activity(stages: Mapping[StageName, StageStatus]) -> Activity | None:
+    """Say what goes on: first what failed, then what waits, then what runs; None: nothing does."""
+    running = [entry for entry in stages.values() if entry.state is StageState.RUNNING]
+    for entry in stages.values():
+        if entry.state in {StageState.FAILED, StageState.RETRYING}:
+            again = entry.next_attempt_time
+            when = f"; next attempt at {again:%H:%M:%S} UTC" if again is not None else ""
+            return Activity(
+                again is not None or bool(running), entry.reason, f"{entry.name} failed: {entry.message}{when}"
+            )
+    for entry in stages.values():
+        if entry.state is StageState.PENDING and entry.reason in URGENT:
+            return Activity(True, entry.reason, f"{entry.name} waits: {entry.message}")
+    if running:
+        return Activity(True, ConditionReason.RUNNING, ", ".join(_progress(entry) for entry in running))
+    for entry in stages.values():
+        if entry.state is StageState.PENDING and entry.reason:
+            return Activity(True, entry.reason, entry.message)
+    for entry in stages.values():
+        if entry.state is StageState.PENDING:
+            return Activity(True, ConditionReason.PENDING, f"{entry.name} starting")
+    return None
+
+
+FAILURES = frozenset(reason.value for reason in FailureReason)
+URGENT = FAILURES | {ConditionReason.BACKBONE_NOT_FOUND.value, ConditionReason.BACKBONE_FAILED.value}
+"""Reasons to wait that somebody has to do something about."""
+
+
+def _progress(entry: StageStatus) -> str:
+    text = entry.name.value
+    if entry.step is not None and entry.total_steps:
+        text += f" {entry.step}/{entry.total_steps}"
+    if entry.eta_seconds is not None:
+        text += f", {_duration(entry.eta_seconds)} left"
+    return text
+
+
+def _duration(seconds: int) -> str:
+    if seconds < 90:
+        return f"{seconds} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"

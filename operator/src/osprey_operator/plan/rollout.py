@@ -1,0 +1,125 @@
+"""The servers of a drafter: what is to be applied, and how far they are."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from osprey_api.conditions import ConditionReason, FailureReason
+from osprey_api.fingerprint import sha256
+from osprey_api.naming import LABEL_STAGE, SERVER_PORT
+from osprey_operator.children import annotation, is_deleting, label, name_of
+from osprey_operator.manifests.metadata import LABEL_OWNER_UID
+from osprey_operator.plan.failures import Trouble, trouble_of
+from osprey_operator.state import ANNOTATION_APPLIED, KubernetesObject, Observed, Owner
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """How far the servers are, and what there is to do for them."""
+
+    available: bool = False
+    """At least one server answers."""
+    complete: bool = False
+    """Every server is as wanted now."""
+    trouble: Trouble | None = None
+    endpoint: str = ""
+    apply: tuple[KubernetesObject, ...] = ()
+    delete: tuple[KubernetesObject, ...] = ()
+    needs_secret: bool = False
+    """The Secret with the admin key may be missing."""
+    wake_at: tuple[datetime, ...] = field(default=())
+    updated: int = 0
+    wanted: int = 0
+
+
+def roll_out(owner: Owner, wanted: list[KubernetesObject], observed: Observed, now: datetime) -> Rollout:
+    """Compare the objects that should be with those that are.
+
+    An object is applied when it is missing or was made from something else; which of the two a Deployment's pods
+    are made from, its own status tells.
+    """
+    marked = [_marked(child) for child in wanted]
+    apply: list[KubernetesObject] = []
+    wake_at: list[datetime] = []
+    trouble: Trouble | None = None
+    for child in marked:
+        refusal = observed.refusals.get(name_of(child))
+        content = annotation(child, ANNOTATION_APPLIED)
+        if refusal is not None and refusal.content == content and now < refusal.retry_at:
+            trouble = Trouble(refusal.reason, refusal.message)
+            wake_at.append(refusal.retry_at)
+            continue
+        found = _find(observed, child)
+        if found is None or annotation(found, ANNOTATION_APPLIED) != content:
+            apply.append(child)
+    deployment = next(child for child in marked if child["kind"] == "Deployment")
+    service = next(child for child in marked if child["kind"] == "Service")
+    running = _find(observed, deployment)
+    pods = tuple(pod for pod in observed.pods if label(pod, LABEL_OWNER_UID) == owner.uid)
+    if trouble is None and running is not None:
+        trouble = trouble_of(running, pods, observed.warnings)
+    status = running.get("status", {}) if running is not None else {}
+    complete = not apply and trouble is None and running is not None and _is_complete(running)
+    names = {(child["kind"], name_of(child)) for child in marked}
+    return Rollout(
+        available=status.get("availableReplicas", 0) >= 1,
+        complete=complete,
+        trouble=trouble,
+        endpoint=f"http://{name_of(service)}.{owner.namespace}.svc:{SERVER_PORT}",
+        apply=tuple(apply),
+        delete=tuple(
+            child for child in _servers(observed) if complete and (child["kind"], name_of(child)) not in names
+        ),
+        needs_secret=running is None or (trouble is not None and trouble.reason is FailureReason.SECRET_NOT_FOUND),
+        wake_at=tuple(wake_at),
+        updated=status.get("updatedReplicas", 0),
+        wanted=running.get("spec", {}).get("replicas", 1) if running is not None else 0,
+    )
+
+
+def withdraw(observed: Observed) -> Rollout:
+    """Delete the servers: the drafter is not to be served any more."""
+    return Rollout(delete=tuple(child for child in _servers(observed) if not is_deleting(child)))
+
+
+def left_alone(observed: Observed, endpoint: str) -> Rollout:
+    """Tell how the servers are that nothing can be said about for a while, since the target is not resolved."""
+    deployment = next((child for child in observed.children if child["kind"] == "Deployment"), None)
+    if deployment is None:
+        return Rollout()
+    return Rollout(
+        available=deployment.get("status", {}).get("availableReplicas", 0) >= 1,
+        trouble=Trouble(ConditionReason.RESOLVING, "the servers stay as they are until the target is resolved"),
+        endpoint=endpoint,
+    )
+
+
+def _servers(observed: Observed) -> list[KubernetesObject]:
+    return [child for child in observed.children if not label(child, LABEL_STAGE)]
+
+
+def _find(observed: Observed, wanted: KubernetesObject) -> KubernetesObject | None:
+    return next(
+        (
+            child
+            for child in observed.children
+            if child["kind"] == wanted["kind"] and name_of(child) == name_of(wanted) and not is_deleting(child)
+        ),
+        None,
+    )
+
+
+def _marked(child: KubernetesObject) -> KubernetesObject:
+    annotations = {**child["metadata"].get("annotations", {}), ANNOTATION_APPLIED: sha256(child)}
+    return {**child, "metadata": {**child["metadata"], "annotations": annotations}}
+
+
+def _is_complete(deployment: KubernetesObject) -> bool:
+    """Tell whether all servers are of the newest template and answer, by what the Deployment's controller says."""
+    status = deployment.get("status", {})
+    replicas = deployment["spec"].get("replicas", 1)
+    return bool(
+        status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
+        and status.get("updatedReplicas", 0) == replicas
+        and status.get("replicas", 0) == replicas
+        and status.get("availableReplicas", 0) == replicas
+    )
