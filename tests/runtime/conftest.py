@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from osprey_api.stages import StorageLocation
+from osprey_api.stages import Pinned, PruneConfig, StageTask, StorageLocation
 from osprey_runtime.store import Store, open_store
 
 
@@ -53,5 +53,22 @@ def make_files(tmp_path):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
         return folder
+
+    return make
+
+
+@pytest.fixture
+def make_task(location):
+    """A task of a small stage in the storage of the test; `fingerprint` tells one artifact from another."""
+
+    def make(fingerprint: str = "f" * 64, **more) -> StageTask:
+        return StageTask(
+            fingerprint=fingerprint,
+            namespace="team-a",
+            resource="ospreybackbone/small",
+            storage=location,
+            config=PruneConfig(source=Pinned(uri="pvc://models/small"), layers=2),
+            **more,
+        )
 
     return make

@@ -106,6 +106,7 @@ class Checkpoints:
         """Take a folder over and upload it in the background as the checkpoint of a step.
 
         The folder is gone when this returns. One upload runs at a time: where the last one still does, this waits.
+        The process must not end before `wait`, which the runner calls after every stage.
 
         Raises:
             StageError: the last upload failed.
@@ -138,6 +139,7 @@ class Checkpoints:
             self._put(files, step)
             self._sweep()
         except BaseException as error:  # noqa: BLE001 - a thread's failure is raised by the next save or wait
+            log.error("the checkpoint of step %d was not saved: %s", step, error)
             self._failure = error
         finally:
             shutil.rmtree(files.parent, ignore_errors=True)

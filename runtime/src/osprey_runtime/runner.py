@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,7 +187,12 @@ def _called(stage: Stage, task: StageTask, settings: Settings, stop: threading.E
             local_rank=settings.local_rank,
             world_size=world_size,
         )
-        answer = stage.run(context)
+        try:
+            answer = stage.run(context)
+        except Exception:
+            with suppress(Exception):  # the log has it; what the stage raised is the cause that counts
+                checkpoints.wait()
+            raise
     checkpoints.wait()
     if stop.is_set():
         raise stopped()

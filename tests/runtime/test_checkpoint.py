@@ -1,0 +1,165 @@
+"""A checkpoint that is not whole is never resumed from, and an upload that failed is never silent."""
+
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from osprey_api.conditions import FailureReason
+from osprey_runtime.checkpoint import Checkpoints
+from osprey_runtime.errors import StageError
+from osprey_runtime.store import open_store
+
+PREFIX = "team-a/distil/ffff"
+ROOT = f"{PREFIX}/checkpoints"
+
+
+@pytest.fixture
+def checkpoints(store):
+    return Checkpoints(store, PREFIX, "attempt-one", keep=2)
+
+
+@pytest.fixture
+def save(make_files):
+    def save(checkpoints: Checkpoints, step: int, files: dict[str, bytes] | None = None) -> None:
+        checkpoints.save(make_files("state", files or {"rank-0.pt": b"%d" % step, "deep/rng": b"r"}), step)
+        checkpoints.wait()
+
+    return save
+
+
+def folders(store) -> set[str]:
+    return {entry.key.removeprefix(f"{ROOT}/").split("/")[0] for entry in store.list(ROOT)}
+
+
+def test_nothing_saved_yet(checkpoints):
+    assert checkpoints.latest() is None
+    checkpoints.wait()
+
+
+def test_what_is_saved_is_restored(checkpoints, save, tmp_path):
+    save(checkpoints, 500)
+    assert not (tmp_path / "state").exists()
+    found = checkpoints.latest()
+    assert found is not None
+    assert (found.step, found.name) == (500, "step-00000500-attempt-")
+    folder = checkpoints.restore(found, tmp_path / "restored")
+    assert (folder / "rank-0.pt").read_bytes() == b"500"
+    assert (folder / "deep" / "rng").read_bytes() == b"r"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "storage") == ["restored"]
+
+
+def test_restoring_replaces_what_was_there(checkpoints, save, make_files):
+    save(checkpoints, 1)
+    folder = make_files("restored", {"left-over": b"x"})
+    checkpoints.restore(checkpoints.latest(), folder)
+    assert not (folder / "left-over").exists()
+
+
+def test_steps_are_numbers(checkpoints, save):
+    for step in (99_999_999, 100_000_000):
+        save(checkpoints, step)
+    assert checkpoints.latest().step == 100_000_000
+
+
+def test_the_last_ones_are_kept(checkpoints, save, store):
+    for step in (100, 200, 300):
+        save(checkpoints, step)
+    assert folders(store) == {"step-00000200-attempt-", "step-00000300-attempt-"}
+
+
+@pytest.mark.parametrize("damage", ["no marker", "cut marker", "missing file", "cut file"])
+def test_the_newest_complete_one_counts(checkpoints, save, store, damage):
+    save(checkpoints, 100)
+    save(checkpoints, 200)
+    newest = f"{ROOT}/step-00000200-attempt-"
+    match damage:
+        case "no marker":
+            store.delete([f"{newest}/complete.json"])
+        case "cut marker":
+            store.write(f"{newest}/complete.json", store.read(f"{newest}/complete.json")[:-10])
+        case "missing file":
+            store.delete([f"{newest}/deep/rng"])
+        case "cut file":
+            store.write(f"{newest}/rank-0.pt", b"2")
+    assert checkpoints.latest().step == 100
+
+
+def test_damage_that_only_the_digest_shows(checkpoints, save, store, tmp_path):
+    save(checkpoints, 100)
+    save(checkpoints, 200)
+    store.write(f"{ROOT}/step-00000200-attempt-/rank-0.pt", b"201")
+    with pytest.raises(StageError) as caught:
+        checkpoints.restore(checkpoints.latest(), tmp_path / "restored")
+    assert caught.value.reason is FailureReason.CORRUPT_ARTIFACT
+    assert checkpoints.latest().step == 100
+
+
+def test_what_killed_attempts_left_goes_once_it_is_of_no_use(checkpoints, save, store):
+    store.write(f"{ROOT}/step-00000100-killed/rank-0.pt", b"half")
+    store.write(f"{ROOT}/step-00000300-killed/rank-0.pt", b"half")
+    save(checkpoints, 200)
+    # The one of step 300 might be under way in another pod.
+    assert folders(store) == {"step-00000200-attempt-", "step-00000300-killed"}
+    save(checkpoints, 400)
+    assert folders(store) == {"step-00000200-attempt-", "step-00000400-attempt-"}
+
+
+def test_of_several_pods_the_last_completes_it(store, make_files, tmp_path):
+    pods = [Checkpoints(store, PREFIX, "uid", keep=1, part=part, parts=2) for part in range(2)]
+    for part in (1, 0):
+        assert pods[0].latest() is None
+        pods[part].save(make_files(f"state-{part}", {f"rank-{part}.pt": b"x"}), 10)
+        pods[part].wait()
+    folder = pods[1].restore(pods[1].latest(), tmp_path / "restored")
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-0.pt", "rank-1.pt"]
+
+
+def test_deleting_all(checkpoints, save, store):
+    save(checkpoints, 100)
+    store.write(f"{PREFIX}/manifest.json", b"{}")
+    checkpoints.delete_all()
+    assert [entry.key for entry in store.list(PREFIX)] == [f"{PREFIX}/manifest.json"]
+
+
+def test_failed_upload_is_told_by_the_next_call(s3_location, make_files, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "revoked")
+    checkpoints = Checkpoints(open_store(s3_location), PREFIX, "a", keep=2)
+    checkpoints.save(make_files("state", {"a": b"x"}), 1)
+    with pytest.raises(StageError) as caught:
+        checkpoints.save(make_files("state", {"a": b"x"}), 2)
+    assert caught.value.reason is FailureReason.STORAGE_ACCESS_DENIED
+    checkpoints.wait()  # told once
+    assert (make_files("state", {}) / "a").exists()  # what was not taken over is still the caller's
+
+
+def test_killed_in_the_middle_of_an_upload(s3_location, make_files, save, tmp_path):
+    """SIGKILL while a large file is under way: the checkpoint before it is the latest."""
+    checkpoints = Checkpoints(open_store(s3_location), PREFIX, "attempt-one", keep=2)
+    save(checkpoints, 100)
+    program = textwrap.dedent("""
+        import pathlib, sys
+        from osprey_api.stages import StorageLocation
+        from osprey_runtime.checkpoint import Checkpoints
+        from osprey_runtime.store import open_store
+        location = StorageLocation.model_validate_json(sys.argv[1])
+        checkpoints = Checkpoints(open_store(location), sys.argv[2], "attempt-two", keep=2)
+        checkpoints.save(pathlib.Path(sys.argv[3]), 200)
+        checkpoints.wait()
+    """)
+    folder = make_files("state", {"a-small": b"x"})
+    with (folder / "large").open("wb") as file:
+        file.truncate(500 << 20)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, s3_location.model_dump_json(), PREFIX, str(folder)],
+    )
+    begun = f"{ROOT}/step-00000200-attempt-/a-small"
+    store = open_store(s3_location)
+    while not store.exists(begun):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert not store.exists(f"{ROOT}/step-00000200-attempt-/large")
+    assert checkpoints.latest().step == 100

@@ -1,0 +1,177 @@
+"""An artifact is whole or not there; whoever reads it knows each byte to be the published one."""
+
+import hashlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from osprey_api.conditions import FailureReason
+from osprey_api.stages import ArtifactRef, PruneResult
+from osprey_runtime import manifest
+from osprey_runtime.errors import StageError
+
+FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 10_000, "deep/er/empty": b""}
+RESULT = PruneResult(parameters=7)
+PREFIX = f"team-a/prune/{'f' * 64}"
+
+
+@pytest.fixture
+def publish(store, make_task, make_files):
+    def publish(attempt: str, files: dict[str, bytes]) -> manifest.Manifest:
+        folder = make_files(f"made-by-{attempt}", files)
+        return manifest.publish(
+            store, PREFIX, attempt, folder, task=make_task(), result=RESULT, seconds=1.5, versions={"python": "3.11"}
+        )
+
+    return publish
+
+
+@pytest.fixture
+def ref(make_task):
+    return lambda published: ArtifactRef(uri=make_task().prefix, digest=published.digest)
+
+
+def reason_of(call, *arguments) -> FailureReason:
+    with pytest.raises(StageError) as caught:
+        call(*arguments)
+    return caught.value.reason
+
+
+def test_what_is_published_is_fetched(publish, ref, location, tmp_path):
+    published = publish("one", FILES)
+    folder = manifest.fetch(location, ref(published), tmp_path / "back")
+    assert {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()} == FILES
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_digest_is_what_the_contract_says(publish):
+    lines = sorted([path, len(data), hashlib.sha256(data).hexdigest()] for path, data in FILES.items())
+    canonical = json.dumps(lines, separators=(",", ":")).encode()
+    assert publish("one", FILES).digest == "sha256:" + hashlib.sha256(canonical).hexdigest()
+
+
+def test_manifest_says_where_it_comes_from(publish, store):
+    publish("one", FILES)
+    found = manifest.find(store, PREFIX)
+    assert found is not None
+    assert found.attempt == "one"
+    assert found.result_of() == RESULT
+    assert found.config["layers"] == 2
+    assert found.resource == "ospreybackbone/small"
+    assert manifest.is_whole(store, PREFIX, found)
+    assert manifest.find(store, "team-a/prune/other") is None
+
+
+def test_fetching_replaces_what_was_there(publish, ref, location, make_files):
+    folder = make_files("back", {"left-over": b"x"})
+    manifest.fetch(location, ref(publish("one", {"a": b"1"})), folder)
+    assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+def test_of_two_attempts_the_slower_adopts_the_faster(publish, store):
+    first = publish("first", {"a": b"1"})
+    second = publish("second", {"a": b"2", "b": b"3"})
+    assert second == first
+    assert {entry.key for entry in store.list(PREFIX)} == {f"{PREFIX}/manifest.json", f"{PREFIX}/{first.folder}/a"}
+
+
+def test_race_of_publishers_has_one_winner(publish, store, ref, location, tmp_path):
+    start = threading.Barrier(4)
+
+    def attempt(number: int) -> manifest.Manifest:
+        start.wait()
+        return publish(f"attempt-{number}", {"a": b"%d" % number})
+
+    with ThreadPoolExecutor(4) as pool:
+        published = list(pool.map(attempt, range(4)))
+    assert len({found.digest for found in published}) == 1
+    folder = manifest.fetch(location, ref(published[0]), tmp_path / "back")
+    assert f"attempt-{(folder / 'a').read_text()}" == published[0].attempt
+    assert len(list(store.list(f"{PREFIX}/attempts"))) == 1
+
+
+def test_one_job_with_two_pods_keeps_what_its_manifest_names(publish, store, ref, location, tmp_path):
+    """Both have the Job's UID as their attempt, and a timing in their files."""
+    first = publish("uid", {"report.json": b"1 s"})
+    assert publish("uid", {"report.json": b"2 s"}) == first
+    manifest.fetch(location, ref(first), tmp_path / "back")
+    assert (tmp_path / "back" / "report.json").read_bytes() == b"1 s"
+
+
+def test_sweep_leaves_the_artifact_alone(publish, store):
+    published = publish("one", FILES)
+    store.write(f"{PREFIX}/attempts/killed/0123/model.safetensors", b"half")
+    store.write(f"{PREFIX}/checkpoints/step-00000001-killed/complete.json", b"{}")
+    manifest.sweep(store, PREFIX, published)
+    assert {entry.key for entry in store.list(PREFIX)} == {
+        f"{PREFIX}/manifest.json",
+        *(f"{PREFIX}/{published.folder}/{path}" for path in FILES),
+    }
+
+
+def test_an_empty_folder_is_not_published(publish, tmp_path):
+    (tmp_path / "made-by-one").mkdir()
+    with pytest.raises(ValueError, match="made no file"):
+        publish("one", {})
+
+
+def test_no_artifact(location, tmp_path):
+    nothing = ArtifactRef(uri=f"{location.uri}/nothing", digest="sha256:" + "0" * 64)
+    assert reason_of(manifest.fetch, location, nothing, tmp_path / "back") is FailureReason.SOURCE_NOT_FOUND
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
+def test_damaged_file(publish, ref, store, location, tmp_path, damage):
+    published = publish("one", FILES)
+    key, data = f"{PREFIX}/{published.folder}/model.safetensors", bytearray(FILES["model.safetensors"])
+    data[1000] ^= 1
+    if damage == "missing":
+        store.delete([key])
+    else:
+        store.write(key, bytes(data) if damage == "flipped" else bytes(data[:-1]))
+    assert reason_of(manifest.fetch, location, ref(published), tmp_path / "back") is FailureReason.CORRUPT_ARTIFACT
+    assert not (tmp_path / "back").exists()
+    assert manifest.is_whole(store, PREFIX, published) == (damage == "flipped")
+
+
+def test_manifest_of_another_artifact(publish, store, make_task, location, tmp_path):
+    publish("one", FILES)
+    other = ArtifactRef(uri=make_task().prefix, digest="sha256:" + "0" * 64)
+    assert reason_of(manifest.fetch, location, other, tmp_path / "back") is FailureReason.CORRUPT_ARTIFACT
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest["files"].pop(),
+        lambda manifest: manifest.update(digest="sha256:" + "0" * 64),
+        lambda manifest: manifest["files"][0].update(path="../../etc/passwd"),
+        lambda manifest: manifest["files"][0].update(path="/etc/passwd"),
+        lambda manifest: manifest.update(attempt="../../other"),
+        lambda manifest: manifest.update(version=2),
+        lambda manifest: manifest.update(files=[]),
+        lambda manifest: manifest.pop("files"),
+    ],
+)
+def test_manifest_that_cannot_be_right(publish, store, change):
+    publish("one", FILES)
+    changed = json.loads(store.read(f"{PREFIX}/manifest.json"))
+    change(changed)
+    store.write(f"{PREFIX}/manifest.json", json.dumps(changed).encode())
+    assert reason_of(manifest.find, store, PREFIX) is FailureReason.CORRUPT_ARTIFACT
+
+
+def test_manifest_of_a_later_version_with_more_fields(publish, store):
+    published = publish("one", FILES)
+    more = json.loads(store.read(f"{PREFIX}/manifest.json")) | {"signature": "later"}
+    store.write(f"{PREFIX}/manifest.json", json.dumps(more).encode())
+    assert manifest.find(store, PREFIX) == published
+
+
+def test_set_aside_makes_room_for_another_attempt(publish, store):
+    publish("one", {"a": b"1"})
+    manifest.set_aside(store, PREFIX, "two")
+    assert store.exists(f"{PREFIX}/manifest.corrupt-two.json")
+    assert publish("two", {"a": b"2"}).attempt == "two"
