@@ -82,7 +82,7 @@ class Node:
         processes.wait("containerd", self._runtime_answers, 30, self._log("containerd"), pid)
 
     def _runtime_answers(self) -> bool:
-        command = self.sandbox.inside("ctr", "--address", SOCKET, "version")
+        command = self.sandbox.inside("ctr", "--address", SOCKET, "--connect-timeout", "10s", "version")
         return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
     def _start_kubelet(self, server: str) -> None:
