@@ -10,12 +10,19 @@ import base64
 from osprey_api.common import Storage
 from osprey_api.drafter import OspreyDrafterSpec, Rollout, RolloutStrategy, Serving
 from osprey_api.fingerprint import sha256
-from osprey_api.naming import SERVER_PORT, WANTED_PATH, shortened
+from osprey_api.naming import SERVER_PORT, WANTED_PATH, fingerprint_label, shortened
 from osprey_api.serving import ADMIN_KEY_VARIABLE, ServerFiles
 from osprey_api.stages import SERVER_URL_VARIABLE, ArtifactRef, Engine, StorageLocation
 from osprey_api.status import Resolved
 from osprey_operator.manifests import sglang
-from osprey_operator.manifests.metadata import LABEL_OWNER_UID, Component, identity, metadata, service_name
+from osprey_operator.manifests.metadata import (
+    LABEL_DRAFTER,
+    LABEL_OWNER_UID,
+    Component,
+    identity,
+    metadata,
+    service_name,
+)
 from osprey_operator.manifests.pod import Disk, container, credentials, secret_variable, template, variable
 from osprey_operator.state import KubernetesObject, Owner, Settings
 
@@ -97,7 +104,7 @@ def server_objects(
                 spec=spec,
                 serving=serving,
                 resolved=resolved,
-                drafter=drafter is not None,
+                drafter=drafter,
                 storage=storage,
                 settings=settings,
                 config_map=config_map["metadata"]["name"],
@@ -134,13 +141,13 @@ def _pod_template(
     spec: OspreyDrafterSpec,
     serving: Serving,
     resolved: Resolved,
-    drafter: bool,
+    drafter: ArtifactRef | None,
     storage: Storage,
     settings: Settings,
     config_map: str,
     admin_key_secret: str,
 ) -> KubernetesObject:
-    server_disks = sglang.disks(spec, resolved.model, drafter=drafter)
+    server_disks = sglang.disks(spec, resolved.model, drafter=drafter is not None)
     wanted = Disk({"name": "wanted", "configMap": {"name": config_map}}, WANTED_PATH.rpartition("/")[0], read_only=True)
     admin_key = secret_variable(ADMIN_KEY_VARIABLE, admin_key_secret, ADMIN_KEY_VARIABLE)
     sync = container(
@@ -162,7 +169,7 @@ def _pod_template(
             server_args=spec.target.server_args,
             tensor_parallel=spec.target.tensor_parallel,
         ),
-        speculation=serving.speculation if drafter else None,
+        speculation=None if drafter is None else serving.speculation,
         host="0.0.0.0",  # noqa: S104 - the Service has to reach it
         disks=server_disks,
         more_args=["--admin-api-key", f"$({ADMIN_KEY_VARIABLE})"],
@@ -171,7 +178,11 @@ def _pod_template(
         **_probes(),
     )
     return template(
-        labels={**identity(owner, Component.SERVER), LABEL_OWNER_UID: owner.uid},
+        labels={
+            **identity(owner, Component.SERVER),
+            LABEL_OWNER_UID: owner.uid,
+            LABEL_DRAFTER: "none" if drafter is None else fingerprint_label(drafter.digest.removeprefix("sha256:")),
+        },
         annotations={"prometheus.io/scrape": "true", "prometheus.io/port": str(SERVER_PORT)},
         init_containers=[
             *sglang.before_server(
@@ -179,7 +190,7 @@ def _pod_template(
                 settings=settings,
                 credentials_secret=storage.credentials_secret,
                 disks=[*server_disks, wanted],
-                drafter=drafter,
+                drafter=drafter is not None,
             ),
             sync,
         ],
