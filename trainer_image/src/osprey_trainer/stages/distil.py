@@ -29,7 +29,8 @@ from osprey_trainer.data.answers import Dialogue, fit, read_dialogues
 from osprey_trainer.data.dialogues import DialogueBatches
 from osprey_trainer.data.teacher import OnlineTeacher, Teacher, capture
 from osprey_trainer.errors import TrainerError
-from osprey_trainer.models.draft import Drafter
+from osprey_trainer.models.draft import Drafter, text_config
+from osprey_trainer.models.hf_names import read_config
 from osprey_trainer.models.target import Target
 from osprey_trainer.objectives import Distillation
 from osprey_trainer.training import from_rank_0, process_group, run_loop, split_of, write_report
@@ -62,14 +63,15 @@ def run(ctx: StageContext) -> DistilResult:
     )
     supervised = _supervised_tokens(dialogues, drafter)
     log.info("dialogues: %s; supervised tokens in the draft vocabulary %d", counts, supervised)
+    folder = ctx.model(config.target)
+    _check_sizes(drafter, folder)
     with process_group(ctx) as device:
         target = Target(
-            ctx.model(config.target),
+            folder,
             tapped_layers=drafter.config.tapped_layers,
             dtype=_dtype(config),
             device=device,
         )
-        _check_sizes(drafter, target)
         teacher = _teacher(ctx, config, dialogues, target, device)
         objective = Distillation(
             drafter,
@@ -138,13 +140,16 @@ def _supervised_tokens(dialogues: Sequence[Dialogue], drafter: Drafter) -> int:
     return supervised
 
 
-def _check_sizes(drafter: Drafter, target: Target) -> None:
+def _check_sizes(drafter: Drafter, target: Path) -> None:
+    """Before the target is loaded, which may take minutes."""
+    config = text_config(read_config(target))
     wanted = (drafter.config.vocab_size, drafter.config.target_hidden_size)
-    if tuple(target.head.shape) != wanted:
+    found = (config["vocab_size"], config["hidden_size"])
+    if found != wanted:
         raise TrainerError(
             FailureReason.INVALID_CONFIG,
             f"The drafter was made for a target with {wanted[0]} tokens and hidden size {wanted[1]}, but this target "
-            f"has {target.head.shape[0]} and {target.head.shape[1]}: convert a drafter for this target.",
+            f"has {found[0]} and {found[1]}: convert a drafter for this target.",
         )
 
 
