@@ -17,9 +17,10 @@ from dev.cluster.api import Api
 from dev.cluster.image import USER
 from dev.settings import REPOSITORY
 
-SCRATCH = "/scratch"
-CONTAINERS = ("stage", "sync", "operator")
-INIT_CONTAINERS = ("plugin", "server")
+SCRATCH = "/osprey/scratch"
+"""As in the operator's pods (`osprey_api.naming`), which this can't import: it runs without the environment."""
+CONTAINERS = ("stage", "server", "sync", "fetch", "plugin")
+"""Every container that the operator makes. It takes an entry to whichever list has the container."""
 
 
 def machine_paths() -> dict[str, Path]:
@@ -79,7 +80,7 @@ def pod_template(
     extra: Mapping[str, Path] | None = None,
     env: Mapping[str, str] | None = None,
     containers: Iterable[str] = CONTAINERS,
-    init_containers: Iterable[str] = INIT_CONTAINERS,
+    init_containers: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return the pod template override that mounts ``volumes`` at the paths that they have here.
 
@@ -89,8 +90,8 @@ def pod_template(
     Args:
         extra: as given to ``volumes``.
         env: more variables for every container.
-        containers: names of the containers that the pod has or may have.
-        init_containers: the same for init containers, sidecars included.
+        containers: names of the containers that need it; one that is no ``CONTAINERS`` must be in the pod.
+        init_containers: the same for init containers, where the operator does not build the pod.
     """
     paths = {**machine_paths(), **(extra or {})}
     variables = {

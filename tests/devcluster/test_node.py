@@ -32,7 +32,7 @@ SERVE = ["python", "-m", "http.server", "8000", "--directory", "/usr/share"]
 
 def template(*command, **fields):
     """A pod template whose one container runs a command of this machine."""
-    made = pod_template(containers=["stage"], init_containers=[])
+    made = pod_template(containers=["stage"])
     made["spec"]["containers"][0] |= {"image": DEV, "command": list(command), "securityContext": RESTRICTED, **fields}
     return made
 

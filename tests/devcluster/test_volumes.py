@@ -5,6 +5,8 @@ import pytest
 
 from dev.cluster.volumes import machine_paths, pod_template, volumes
 from dev.settings import REPOSITORY
+from osprey_api.naming import SCRATCH_PATH
+from osprey_operator.manifests.merge import merged
 
 
 def test_every_mount_has_its_claim_and_every_claim_its_volume(tmp_path):
@@ -20,7 +22,7 @@ def test_every_mount_has_its_claim_and_every_claim_its_volume(tmp_path):
 
     claimed = {one["name"] for one in template["volumes"] if "persistentVolumeClaim" in one}
     assert claimed == claims == set(folders)
-    for container in template["containers"] + template["initContainers"]:
+    for container in template["containers"]:
         mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"] if one.get("readOnly")}
         assert mounts == folders
 
@@ -50,9 +52,20 @@ def test_a_folder_that_is_not_there_is_refused_by_name(tmp_path):
 
 
 def test_more_variables_win():
-    template = pod_template(env={"HOME": "/elsewhere"}, containers=["stage"], init_containers=[])
+    template = pod_template(env={"HOME": "/elsewhere"}, containers=["stage"])
 
     assert "initContainers" not in template["spec"]
     env = {one["name"]: one["value"] for one in template["spec"]["containers"][0]["env"]}
     assert env["HOME"] == "/elsewhere"
-    assert env["TMPDIR"] == "/scratch"
+    assert env["TMPDIR"] == SCRATCH_PATH
+
+
+def test_the_containers_of_a_pod_that_has_few_are_the_only_ones_after_the_merge():
+    stage = {"name": "stage", "image": "i", "volumeMounts": []}
+    pod = {"metadata": {}, "spec": {"containers": [stage], "volumes": []}}
+
+    spec = merged(pod, pod_template())["spec"]
+
+    assert [one["name"] for one in spec["containers"]] == ["stage"]
+    assert "initContainers" not in spec
+    assert "/usr" in {one["mountPath"] for one in spec["containers"][0]["volumeMounts"]}
