@@ -21,10 +21,10 @@ from osprey_operator.children import (
     pods_of,
     uid_of,
 )
-from osprey_operator.live import LiveMonitor
+from osprey_operator.live import DEFAULT_WINDOW_SECONDS, LiveMonitor
 from osprey_operator.manifests.metadata import LABEL_OWNER_UID
 from osprey_operator.manifests.stage_job import JOB_NAME_LABEL
-from osprey_operator.state import KubernetesObject, Observed, Refusal
+from osprey_operator.state import KubernetesObject, Observed, Refusal, Traffic
 
 CHILDREN = ("Deployment", "Service", "ConfigMap")
 STANDSTILL = timedelta(seconds=10)
@@ -67,9 +67,15 @@ class Observer:
             warnings=await self._warnings(mine, pods, servers, now),
             backbone=self._cache.get(backbone.KIND, namespace, body) if body else None,
             progress={job: said for job, said in progress.items() if said is not None},
-            traffic=self._live.traffic(uid) if resource["kind"] == drafter.KIND else None,
+            traffic=self._traffic(resource),
             refusals=refusals,
         )
+
+    def _traffic(self, resource: KubernetesObject) -> Traffic | None:
+        if resource["kind"] != drafter.KIND:
+            return None
+        window = (resource["spec"].get("adaptation") or {}).get("windowSeconds", DEFAULT_WINDOW_SECONDS)
+        return self._live.traffic(uid_of(resource), window)
 
     def forget(self, uid: str) -> None:
         """A resource is gone."""

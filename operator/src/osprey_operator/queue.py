@@ -42,6 +42,7 @@ class WorkQueue:
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
+        self._ended_at: float | None = None
         self._wake = asyncio.Condition()
         self._wakers: set[asyncio.Task[None]] = set()
 
@@ -65,6 +66,11 @@ class WorkQueue:
         """Return for how many seconds the oldest pass has been running; 0 where none is."""
         now = asyncio.get_running_loop().time()
         return max((now - began for began in self._running.values()), default=0.0)
+
+    def last_pass_age(self) -> float | None:
+        """Return how many seconds ago a pass ended; None: none did yet."""
+        now = asyncio.get_running_loop().time()
+        return None if self._ended_at is None else round(now - self._ended_at, 1)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -96,6 +102,7 @@ class WorkQueue:
                 logger.exception("%s: the pass failed, the next one is in %.0f s", key, delay)
             finally:
                 del self._running[key]
+                self._ended_at = asyncio.get_running_loop().time()
             again = key in self._again
             self._again.discard(key)
             if again and not failed:

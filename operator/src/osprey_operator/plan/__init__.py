@@ -2,7 +2,8 @@
 
 from datetime import datetime
 
-from osprey_api import backbone, drafter
+from osprey_api.backbone import KIND as BACKBONE
+from osprey_api.drafter import KIND as DRAFTER
 from osprey_operator.plan.backbone import plan_backbone
 from osprey_operator.plan.drafter import plan_drafter
 from osprey_operator.state import KubernetesObject, Observed, Plan, Settings
@@ -15,8 +16,8 @@ def plan(resource: KubernetesObject, observed: Observed, now: datetime, settings
         ValueError: the resource is of another kind.
     """
     kind = resource["kind"]
-    if kind == backbone.KIND:
+    if kind == BACKBONE:
         return plan_backbone(resource, observed, now, settings)
-    if kind == drafter.KIND:
+    if kind == DRAFTER:
         return plan_drafter(resource, observed, now, settings)
     raise ValueError(f"{kind} is no kind of ours")

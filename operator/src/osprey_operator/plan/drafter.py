@@ -123,7 +123,7 @@ def plan_drafter(resource: KubernetesObject, observed: Observed, now: datetime, 
     again = resync(observed, settings, now)
     if again is not None and unfinished:
         moments.append(again)
-    if observed.traffic is not None and rollout.available:
+    if rollout.available:  # for what its servers say of their traffic
         moments.append(now + timedelta(seconds=settings.poll_seconds))
     return Plan(
         delete=(*pipeline.delete, *rollout.delete),

@@ -1,0 +1,295 @@
+from dataclasses import replace
+
+from osprey_api.stages import InputRole
+from osprey_operator.state import Observed, Traffic
+from tests.operator.world import drafter, evaluation, finished_backbone, ready_drafter, task_of
+
+
+def test_a_drafter_goes_through_its_stages_to_ready():
+    world = drafter()
+    world.settle()
+    assert world.stages_with_jobs() == {"resolve"}
+    assert world.children == []
+
+    world.succeed("resolve")
+    assert world.stages_with_jobs() == {"regenerate", "baseline"}
+    assert {child["kind"] for child in world.children} == {"ConfigMap", "Deployment", "Service"}
+
+    world.succeed("regenerate")
+    assert world.stages_with_jobs() == {"convert", "baseline"}
+    assert set(task_of(world.job("convert")).inputs) == {InputRole.ANSWERS, InputRole.BACKBONE}
+    world.succeed("convert")
+    assert set(task_of(world.job("distil")).inputs) == {InputRole.ANSWERS, InputRole.DRAFTER}
+    world.succeed("distil")
+    assert world.is_true("Trained")
+    assert world.stages_with_jobs() == {"baseline"}
+    world.succeed("baseline")
+    assert world.stages_with_jobs() == {"evaluate"}
+    assert set(task_of(world.job("evaluate")).inputs) == {InputRole.DRAFTER, InputRole.BASELINE}
+
+    world.succeed("evaluate")
+    assert world.is_true("Evaluated")
+    assert world.is_true("GatePassed")
+    assert not world.is_true("RolledOut")
+    assert not world.is_true("Ready")
+    assert world.resource["status"]["revisions"][0]["state"] == "RollingOut"
+
+    world.roll()
+    assert world.is_true("RolledOut")
+    assert world.is_true("Ready")
+    assert world.is_true("Available")
+    status = world.resource["status"]
+    assert status["revisions"][0]["state"] == "Serving"
+    assert status["acceptanceLength"]["evaluated"] == 2.0
+    assert status["acceptanceLength"]["evaluatedCorpus"] == 1.9
+    assert [entry["name"] for entry in status["acceptanceLength"]["byDomain"]] == ["math", "chat"]
+    assert status["acceptanceLength"]["byDomain"][0]["speedup"] == 1.5
+    assert status["tokensPerSecond"] == {"baseline": 10, "evaluated": 15}
+    assert status["endpoint"] == "http://small.ns.svc:30000"
+    assert world.condition("Progressing")["message"] == "serving"
+    assert world.stage("evaluate")["metrics"]["accepted_at_2"] == 0.4
+
+
+def test_only_the_prompts_that_matter_are_in_a_fingerprint():
+    world = drafter()
+    world.settle()
+    world.succeed("resolve")
+    regenerate = task_of(world.job("regenerate")).config
+    baseline = task_of(world.job("baseline")).config
+    assert [prompt.name for prompt in regenerate.prompts] == ["math", "code"]
+    assert [prompt.name for prompt in baseline.prompts] == ["math", "chat"]
+    before = world.stage("baseline")["fingerprint"], world.stage("regenerate")["fingerprint"]
+    data = [{**entry, "samples": 7} for entry in world.spec["data"]]
+    world.edit(data=data)
+    world.settle()
+    after = world.stage("baseline")["fingerprint"], world.stage("regenerate")["fingerprint"]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+def test_a_finished_drafter_is_written_no_more():
+    world = ready_drafter()
+    writes = world.writes
+    world.wait(3600)
+    assert world.writes == writes
+    assert world.plan.requeue_after == world.settings.poll_seconds  # for its traffic
+
+
+def test_a_drafter_waits_for_its_backbone():
+    world = drafter()
+    world.observed = Observed(backbone=None)
+    world.settle()
+    world.succeed("resolve")
+    assert world.stages_with_jobs() == {"regenerate", "baseline"}
+    assert world.condition("Ready")["reason"] == "BackboneNotFound"
+    assert "body" in world.condition("Ready")["message"]
+
+    world.observed = Observed(backbone=finished_backbone(ready="False", reason="Running"))
+    world.succeed("regenerate")
+    world.succeed("baseline")
+    assert world.condition("Ready")["reason"] == "WaitingForBackbone"
+    assert world.condition("Progressing")["status"] == "True"
+
+    world.observed = Observed(backbone=finished_backbone(ready="False", reason="SourceNotFound"))
+    world.settle()
+    assert world.condition("Ready")["reason"] == "BackboneFailed"
+
+    world.observed = Observed(backbone=finished_backbone())
+    world.settle()
+    assert world.stages_with_jobs() == {"convert"}
+
+
+def test_a_backbone_of_an_older_spec_is_not_taken():
+    world = drafter()
+    body = finished_backbone()
+    body["metadata"]["generation"] += 1
+    world.observed = Observed(backbone=body)
+    world.settle()
+    world.succeed("resolve")
+    world.succeed("regenerate")
+    assert "convert" not in world.stages_with_jobs()
+
+
+def test_a_running_distil_is_left_alone_while_the_backbone_is_away():
+    world = drafter()
+    world.settle()
+    for stage in ("resolve", "regenerate", "baseline", "convert"):
+        world.succeed(stage)
+    world.start("distil")
+    uid = world.job("distil")["metadata"]["uid"]
+    world.observed = Observed(backbone=None)
+    world.settle()
+    assert world.job("distil")["metadata"]["uid"] == uid
+    assert world.stage("distil")["state"] == "Running"
+
+
+def test_a_served_drafter_serves_on_without_its_backbone():
+    world = ready_drafter()
+    world.observed = Observed(backbone=None)
+    world.settle()
+    assert world.is_true("Available")
+    assert world.is_true("RolledOut")
+    assert world.is_true("GatePassed")
+    assert not world.is_true("Ready")
+    assert world.condition("Ready")["reason"] == "BackboneNotFound"
+
+
+def test_a_drafter_from_scratch_needs_no_backbone():
+    world = drafter(serving=None)
+    del world.resource["spec"]["backbone"]
+    del world.resource["spec"]["serving"]
+    world.observed = Observed()
+    world.settle()
+    world.succeed("resolve")
+    world.succeed("regenerate")
+    assert set(task_of(world.job("convert")).inputs) == {InputRole.ANSWERS}
+    for stage in ("convert", "baseline", "distil", "evaluate"):
+        world.succeed(stage)
+    assert world.is_true("Ready")
+    assert world.children == []
+    assert world.condition("Available")["reason"] == "NotRequested"
+    assert world.resource["status"]["revisions"][0]["state"] == "Exported"
+
+
+def test_the_whole_vocabulary_is_no_vocabulary_size():
+    world = drafter(distillation={"draftVocabSize": 60000})
+    world.settle()
+    world.succeed("resolve")
+    world.succeed("regenerate")
+    assert task_of(world.job("convert")).config.draft_vocab_size is None
+
+
+def test_a_slow_drafter_is_rejected_and_the_gate_says_by_how_much():
+    world = drafter()
+    world.settle()
+    for stage in ("resolve", "regenerate", "baseline", "convert", "distil"):
+        world.succeed(stage)
+    world.succeed("evaluate", evaluation(speedup=0.7))
+    world.roll()
+    assert world.condition("GatePassed")["status"] == "False"
+    assert world.condition("GatePassed")["reason"] == "TooSlow"
+    assert "0.700 is 0.300 below minSpeedup 1" in world.condition("GatePassed")["message"]
+    assert world.condition("RolledOut")["reason"] == "ServingWithoutDrafter"
+    assert world.condition("Ready")["reason"] == "TooSlow"
+    assert world.resource["status"]["revisions"][0]["state"] == "Rejected"
+
+    world.edit(evaluation={"gate": {"minSpeedup": 0.5}})
+    world.settle()
+    assert world.stages_with_jobs() == set()
+    world.roll()
+    assert world.is_true("Ready")
+
+
+def test_a_drafter_that_regresses_leaves_the_old_one_in_place():
+    world = ready_drafter()
+    served = world.resource["status"]["revisions"][0]["artifact"]
+    deployment = world.child("Deployment")["metadata"]["uid"]
+    world.edit(distillation={"learningRate": 0.5})
+    world.settle()
+    assert world.stages_with_jobs() == {"distil"}
+    assert world.is_true("Available")
+    assert world.condition("GatePassed")["status"] == "Unknown"
+    world.succeed("distil")
+    world.succeed("evaluate", evaluation(length=1.5))
+    assert world.condition("GatePassed")["reason"] == "Regressed"
+    assert "25.0% below" in world.condition("GatePassed")["message"]
+    assert world.child("Deployment")["metadata"]["uid"] == deployment
+    states = {entry["artifact"]["digest"]: entry["state"] for entry in world.resource["status"]["revisions"]}
+    assert states[served["digest"]] == "Serving"
+    assert sorted(states.values()) == ["Rejected", "Serving"]
+    assert world.condition("RolledOut")["status"] == "True"
+    assert world.condition("Ready")["reason"] == "Regressed"
+
+
+def test_a_better_drafter_supersedes():
+    world = ready_drafter()
+    before = {child["metadata"]["name"] for child in world.children if child["kind"] == "ConfigMap"}
+    world.edit(distillation={"learningRate": 0.5})
+    world.settle()
+    world.succeed("distil")
+    world.succeed("evaluate", evaluation(length=2.5))
+    assert [entry["state"] for entry in world.resource["status"]["revisions"]] == ["RollingOut", "Serving"]
+    assert world.condition("RolledOut")["reason"] == "RollingOut"
+    assert len([child for child in world.children if child["kind"] == "ConfigMap"]) == 2
+    world.roll()
+    assert [entry["state"] for entry in world.resource["status"]["revisions"]] == ["Serving", "Superseded"]
+    assert world.is_true("Ready")
+    left = {child["metadata"]["name"] for child in world.children if child["kind"] == "ConfigMap"}
+    assert len(left) == 1
+    assert not left & before
+
+
+def test_the_history_of_revisions_is_bounded():
+    world = ready_drafter(revisionHistoryLimit=2)
+    for rate in (0.2, 0.3, 0.4):
+        world.edit(distillation={"learningRate": rate})
+        world.settle()
+        world.succeed("distil")
+        world.succeed("evaluate", evaluation(length=1.5))
+    states = [entry["state"] for entry in world.resource["status"]["revisions"]]
+    assert states == ["Rejected", "Serving"]
+
+
+def test_servers_that_do_not_start_are_told_apart_from_training():
+    world = drafter()
+    world.settle()
+    world.succeed("resolve")
+    waiting = {"reason": "ImagePullBackOff", "message": "no such tag"}
+    labels = {"osprey.dev/owner-uid": world.resource["metadata"]["uid"]}
+    world.pods.append(
+        {
+            "kind": "Pod",
+            "metadata": {"name": "s", "uid": "s", "labels": labels},
+            "status": {"phase": "Pending", "containerStatuses": [{"name": "server", "state": {"waiting": waiting}}]},
+        }
+    )
+    world.settle()
+    assert world.condition("Available")["reason"] == "ImagePull"
+    assert "no such tag" in world.condition("Available")["message"]
+
+
+def test_serving_can_be_taken_back():
+    world = ready_drafter()
+    spec = dict(world.resource["spec"])
+    del spec["serving"]
+    world.resource["spec"] = spec
+    world.edit()
+    world.settle()
+    assert world.children == []
+    assert world.condition("Available")["reason"] == "NotRequested"
+    assert world.is_true("Ready")
+
+
+def test_a_deleted_deployment_comes_back():
+    world = ready_drafter()
+    world.children = [child for child in world.children if child["kind"] != "Deployment"]
+    assert world.look().admin_secret == "small-admin-key"
+    assert world.child("Deployment")
+    assert not world.is_true("RolledOut")
+
+
+def test_live_acceptance_is_judged_when_there_is_enough_traffic():
+    adaptation = {"maxAcceptanceDrop": 0.1, "minVerifySteps": 500}
+    world = ready_drafter(adaptation=adaptation)
+    assert world.condition("AcceptanceDegraded")["reason"] == "NotEnoughTraffic"
+    world.observed = replace(world.observed, traffic=Traffic(499, 1.0, 20.04))
+    world.settle()
+    assert world.condition("AcceptanceDegraded")["status"] == "Unknown"
+    assert "live" not in world.resource["status"]["acceptanceLength"]
+    assert world.resource["status"]["tokensPerSecond"]["live"] == 20.0
+    world.observed = replace(world.observed, traffic=Traffic(500, 1.85, 20.0))
+    world.settle()
+    assert world.condition("AcceptanceDegraded")["reason"] == "AsEvaluated"
+    assert world.resource["status"]["acceptanceLength"]["live"] == 1.85
+    world.observed = replace(world.observed, traffic=Traffic(500, 1.6, 20.0))
+    world.look()
+    assert world.condition("AcceptanceDegraded")["status"] == "True"
+    assert [event.reason for event in world.plan.events] == ["BelowEvaluated"]
+
+
+def test_a_changed_target_image_is_another_engine():
+    world = ready_drafter()
+    world.edit(serving={"replicas": 2, "image": "sglang:next"})
+    world.settle()
+    assert world.stages_with_jobs() == {"regenerate", "baseline"}
+    assert task_of(world.job("baseline")).config.engine.version == "sglang:next"
