@@ -11,7 +11,8 @@ LOCK := uv pip compile --universal --generate-hashes --python-version 3.11 --no-
 IMAGE_LOCK := $(LOCK) --constraint requirements/dev.lock --override requirements/own-packages.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long check fmt cluster cluster-down lock clean
+CHECKS := check-format check-lint check-types check-layers check-generated check-chart
+.PHONY: help setup demo test test-long check $(CHECKS) fmt cluster cluster-down lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,14 +29,26 @@ test: setup ## Test everything but the long ones (T=PATHS: a part)
 test-long: setup ## The tests that take minutes to hours (T=PATHS: a part)
 	$(VENV)/python -m pytest -m long --timeout=0 --durations=15 $(T)
 
-check: setup ## Format, lint, types, layers, generated files, chart
+check: setup ## Format, lint, types, layers, generated files, chart: all of them, whatever fails
+	@$(MAKE) --keep-going --no-print-directory $(CHECKS)
+
+check-format:
 	$(VENV)/ruff format --check $(SOURCES)
+
+check-lint:
 	$(VENV)/ruff check $(SOURCES)
+
+check-types:
 	$(VENV)/mypy $(PACKAGES)
+
+check-layers:
 	$(VENV)/lint-imports
+
+check-generated:
 	$(VENV)/python -m osprey_api.schema --check
-	@if [ -f $(CHART)/Chart.yaml ]; then \
-	  eval "$$($(PYTHON) -m dev.cluster env)" && helm lint --strict $(CHART); fi
+
+check-chart:
+	eval "$$($(PYTHON) -m dev.cluster env)" && helm lint --strict $(CHART)
 
 fmt: ## Format the code and fix what can be fixed
 	$(VENV)/ruff format $(SOURCES)
