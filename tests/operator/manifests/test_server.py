@@ -123,6 +123,14 @@ def test_probes_wait_longer_than_sglang_itself_does():
     assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 300
 
 
+def test_a_pod_is_ready_when_its_server_drafts_with_what_is_wanted():
+    sync = containers(pod())["sync"]
+    probe = sync["readinessProbe"]
+    assert probe["httpGet"] == {"path": "/readyz", "port": "metrics"}
+    assert {"name": "metrics", "containerPort": 9464} in sync["ports"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 300, "one slow answer must not cost a working server"
+
+
 def test_streams_have_time_to_end():
     spec = pod()
     program, delay, port = containers(spec)["server"]["lifecycle"]["preStop"]["exec"]["command"][2:]

@@ -10,7 +10,7 @@ import base64
 from osprey_api.common import Storage
 from osprey_api.drafter import OspreyDrafterSpec, Rollout, RolloutStrategy, Serving
 from osprey_api.fingerprint import sha256
-from osprey_api.naming import SERVER_PORT, WANTED_PATH, fingerprint_label, shortened
+from osprey_api.naming import METRICS_PORT, SERVER_PORT, WANTED_PATH, fingerprint_label, shortened
 from osprey_api.serving import ADMIN_KEY_VARIABLE, ServerFiles
 from osprey_api.stages import SERVER_URL_VARIABLE, ArtifactRef, Engine, StorageLocation
 from osprey_api.status import Resolved
@@ -158,6 +158,15 @@ def _pod_template(
         env=[variable(SERVER_URL_VARIABLE, f"http://127.0.0.1:{SERVER_PORT}"), admin_key],
         envFrom=credentials(storage.credentials_secret),
         disks=[*server_disks, wanted],
+        ports=[{"name": "metrics", "containerPort": METRICS_PORT}],
+        # Ready once the server drafts with what is wanted. Later a failure of its own has to last five minutes to
+        # take a server that works out of the Service.
+        readinessProbe={
+            "httpGet": {"path": "/readyz", "port": "metrics"},
+            "timeoutSeconds": 5,
+            "periodSeconds": 5,
+            "failureThreshold": 60,
+        },
         restartPolicy="Always",
     )
     server = sglang.server(
