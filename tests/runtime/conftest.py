@@ -1,13 +1,15 @@
 """A storage in each kind, and tasks to run in it."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
+
 from osprey_api.stages import Pinned, PruneConfig, StageTask, StorageLocation
 from osprey_runtime.store import Store, open_store
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def quiet_aws(monkeypatch):
     """No setting of the machine's own, and few retries, so that what is away is away soon."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION"):
@@ -18,12 +20,20 @@ def quiet_aws(monkeypatch):
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
 
 
+@pytest.fixture(scope="session")
+def shared_bucket(s3) -> str:
+    """One bucket for all: SeaweedFS takes a second to make one and to write to it for the first time."""
+    made: str = s3.make_bucket("runtime-tests")
+    return made
+
+
 @pytest.fixture
-def s3_location(s3, bucket, monkeypatch, quiet_aws) -> StorageLocation:
-    """A prefix of an empty bucket, with the keys in the environment."""
+def s3_location(s3, shared_bucket, request, monkeypatch) -> StorageLocation:
+    """An empty prefix of this test's own, with the keys in the environment."""
+    prefix = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:10]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
-    return StorageLocation(uri=f"s3://{bucket}/drafters", endpoint=s3.endpoint, region=s3.region)
+    return StorageLocation(uri=f"s3://{shared_bucket}/{prefix}/drafters", endpoint=s3.endpoint, region=s3.region)
 
 
 @pytest.fixture

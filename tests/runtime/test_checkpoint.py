@@ -6,6 +6,7 @@ import textwrap
 import time
 
 import pytest
+
 from osprey_api.conditions import FailureReason
 from osprey_runtime.checkpoint import Checkpoints
 from osprey_runtime.errors import StageError
@@ -134,7 +135,7 @@ def test_failed_upload_is_told_by_the_next_call(s3_location, make_files, monkeyp
     assert (make_files("state", {}) / "a").exists()  # what was not taken over is still the caller's
 
 
-def test_killed_in_the_middle_of_an_upload(s3_location, make_files, save, tmp_path):
+def test_killed_in_the_middle_of_an_upload(s3_location, make_files, save):
     """SIGKILL while a large file is under way: the checkpoint before it is the latest."""
     checkpoints = Checkpoints(open_store(s3_location), PREFIX, "attempt-one", keep=2)
     save(checkpoints, 100)

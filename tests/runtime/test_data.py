@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import Pinned
 from osprey_runtime.data import content_digest, pin, rows

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import ArtifactRef, PruneResult
 from osprey_runtime import manifest
@@ -91,7 +92,7 @@ def test_race_of_publishers_has_one_winner(publish, store, ref, location, tmp_pa
     assert len(list(store.list(f"{PREFIX}/attempts"))) == 1
 
 
-def test_one_job_with_two_pods_keeps_what_its_manifest_names(publish, store, ref, location, tmp_path):
+def test_one_job_with_two_pods_keeps_what_its_manifest_names(publish, ref, location, tmp_path):
     """Both have the Job's UID as their attempt, and a timing in their files."""
     first = publish("uid", {"report.json": b"1 s"})
     assert publish("uid", {"report.json": b"2 s"}) == first
@@ -123,7 +124,7 @@ def test_no_artifact(location, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
-def test_damaged_file(publish, ref, store, location, tmp_path, damage):
+def test_damaged_file(publish, ref, store, location, tmp_path, damage):  # noqa: PLR0917 - fixtures
     published = publish("one", FILES)
     key, data = f"{PREFIX}/{published.folder}/model.safetensors", bytearray(FILES["model.safetensors"])
     data[1000] ^= 1
@@ -136,7 +137,7 @@ def test_damaged_file(publish, ref, store, location, tmp_path, damage):
     assert manifest.is_whole(store, PREFIX, published) == (damage == "flipped")
 
 
-def test_manifest_of_another_artifact(publish, store, make_task, location, tmp_path):
+def test_manifest_of_another_artifact(publish, make_task, location, tmp_path):
     publish("one", FILES)
     other = ArtifactRef(uri=make_task().prefix, digest="sha256:" + "0" * 64)
     assert reason_of(manifest.fetch, location, other, tmp_path / "back") is FailureReason.CORRUPT_ARTIFACT

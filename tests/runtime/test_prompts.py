@@ -5,6 +5,7 @@ import json
 import random
 
 import pytest
+
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import HeldOut, Pinned, PromptSource
 from osprey_runtime.errors import StageError

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from dev.network import free_ports
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import StorageLocation
@@ -91,13 +92,14 @@ def test_full_disk_of_a_local_store(tmp_path):
     assert caught.value.__cause__.errno == errno.ENOSPC
 
 
-def test_large_file_goes_in_parts(s3_location, s3, bucket, tmp_path):
+def test_large_file_goes_in_parts(s3_location, s3, tmp_path):
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(150 << 20)
     store = open_store(s3_location)
     store.upload(path, "large")
-    etag = s3.client().head_object(Bucket=bucket, Key="drafters/large")["ETag"]
+    bucket, _, prefix = s3_location.uri.removeprefix("s3://").partition("/")
+    etag = s3.client().head_object(Bucket=bucket, Key=f"{prefix}/large")["ETag"]
     assert etag.strip('"').endswith("-3")  # the mark of a multipart upload in three parts
     assert store.download("large", tmp_path / "back") == content_of(path)
 
@@ -181,7 +183,7 @@ def answering(status: int, code: str) -> Iterator[str]:
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = answer
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = answer  # noqa: N815 - named by the base class
 
         def log_message(self, *_):
             pass
@@ -225,7 +227,7 @@ def test_a_missing_bucket_is_no_missing_key(s3_location, tmp_path):
         (400, "IllegalLocationConstraintException", FailureReason.INVALID_CONFIG),
     ],
 )
-def test_answers_of_other_stores(monkeypatch, quiet_aws, status, code, reason):
+def test_answers_of_other_stores(monkeypatch, status, code, reason):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -235,7 +237,7 @@ def test_answers_of_other_stores(monkeypatch, quiet_aws, status, code, reason):
     assert code in error.message
 
 
-def test_a_store_that_ignores_if_none_match_is_refused(monkeypatch, quiet_aws):
+def test_a_store_that_ignores_if_none_match_is_refused(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with answering(200, "") as endpoint:

@@ -139,7 +139,7 @@ class Checkpoints:
             self._put(files, step)
             self._sweep()
         except BaseException as error:  # noqa: BLE001 - a thread's failure is raised by the next save or wait
-            log.error("the checkpoint of step %d was not saved: %s", step, error)
+            log.error("the checkpoint of step %d was not saved: %r", step, error)  # noqa: TRY400 - raised again
             self._failure = error
         finally:
             shutil.rmtree(files.parent, ignore_errors=True)

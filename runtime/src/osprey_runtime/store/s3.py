@@ -35,7 +35,12 @@ _RESUMPTIONS = 5
 _WRONG_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}
 _EXPIRED_KEYS = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "InsufficientStorage"}
-_OTHER_REGION = {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException", "TemporaryRedirect"}
+_OTHER_REGION = {
+    "AuthorizationHeaderMalformed",
+    "PermanentRedirect",
+    "IllegalLocationConstraintException",
+    "TemporaryRedirect",
+}
 _BUSY = {"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "ThrottlingException"}
 _UNSUPPORTED = {"NotImplemented", "XAmzContentSHA256Mismatch", "MissingContentLength", "UnsupportedArgument"}
 
@@ -272,13 +277,14 @@ def _client(location: StorageLocation, env: Mapping[str, str]) -> Any:
     defaults: dict[str, Any] = {
         "AWS_REQUEST_CHECKSUM_CALCULATION": {"request_checksum_calculation": "when_required"},
         "AWS_RESPONSE_CHECKSUM_VALIDATION": {"response_checksum_validation": "when_required"},
-        "AWS_MAX_ATTEMPTS": {"retries": {"mode": "standard", "total_max_attempts": 5}},
     }
     options = [values for variable, values in defaults.items() if variable not in env]
+    retries = {"mode": "standard"} | ({} if "AWS_MAX_ATTEMPTS" in env else {"total_max_attempts": 5})
     config = Config(
         signature_version="s3v4",
         connect_timeout=10,
         read_timeout=60,
+        retries=retries,
         max_pool_connections=32,
         s3={"addressing_style": "path" if location.endpoint else "auto"},
         **ChainMap(*options),
