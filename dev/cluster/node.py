@@ -224,6 +224,7 @@ disabled_plugins = {json.dumps(disabled)}
 
 [{cri}]
   sandbox_image = "{image.PAUSE}"
+  disable_apparmor = true
   disable_tcp_service = true
   netns_mounts_under_state_dir = true
   restrict_oom_score_adj = true

@@ -262,8 +262,19 @@ def kill(pid):
         return  # it went with its parent
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
-@pytest.mark.parametrize("until", ["sandbox", "kube-apiserver", "containerd", "coredns"])
+@pytest.mark.parametrize(
+    ("how", "until"),
+    [
+        (signal.SIGKILL, "sandbox"),
+        (signal.SIGKILL, "kube-apiserver"),
+        (signal.SIGKILL, "containerd"),
+        (signal.SIGKILL, "coredns"),
+        (signal.SIGINT, "sandbox"),
+        (signal.SIGINT, "coredns"),
+        (signal.SIGTERM, "kubelet"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_an_up_that_is_stopped_on_its_way_leaves_nothing(cluster, how, until):
     words = [sys.executable, "-m", "dev.cluster", "up", "--name", cluster.name]
     with subprocess.Popen(words, cwd=REPOSITORY, stderr=subprocess.PIPE) as up:
