@@ -1,0 +1,81 @@
+{{- define "osprey.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "osprey.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else if contains (include "osprey.name" .) .Release.Name }}
+{{- .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "osprey.name" .) | trunc 63 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- /* Cluster-wide objects: a release of the same name may be in another namespace. */}}
+{{- define "osprey.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "osprey.fullname" .) }}
+{{- end }}
+
+{{- define "osprey.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- .Values.serviceAccount.name | default (include "osprey.fullname" .) }}
+{{- else }}
+{{- .Values.serviceAccount.name | default "default" }}
+{{- end }}
+{{- end }}
+
+{{- define "osprey.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "osprey.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "osprey.labels" -}}
+{{ include "osprey.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* A value as text: a number is written with all its digits, which `toString` does not do. */}}
+{{- define "osprey.text" -}}
+{{- if kindIs "string" . }}{{ . }}{{ else }}{{ toJson . }}{{ end }}
+{{- end }}
+
+{{- /* An image: dict "image" (repository, tag, digest) "default" (the tag where none is set). */}}
+{{- define "osprey.image" -}}
+{{- $tag := include "osprey.text" .image.tag | default .default -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ $tag }}
+{{- end }}
+{{- end }}
+
+{{- /* What the operator does in a namespace: the verbs of its client (api.py, execute.py) and of its watches. */}}
+{{- define "osprey.rules" -}}
+- apiGroups: [osprey.dev]
+  resources: [ospreybackbones, ospreydrafters]
+  verbs: [get, list, watch]
+- apiGroups: [osprey.dev]
+  resources: [ospreybackbones/status, ospreydrafters/status]
+  verbs: [patch]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services, configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, create]
+{{- end }}
