@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Arrangement, Drafter
+from osprey_trainer.models.hf_names import read_config
 from osprey_trainer.models.target import Target
 from osprey_trainer.vocabulary import Alignment
 
@@ -40,6 +41,11 @@ def tiny_llama(folder: Path, *, layers: int, hidden: int, seed: int, **options) 
                 value.add_(torch.rand_like(value))
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_llama():
+    return tiny_llama
 
 
 @pytest.fixture(scope="session")
@@ -77,8 +83,6 @@ def osprey(source_folder, target_config):
 
 @pytest.fixture(scope="session")
 def target_config(target_folder):
-    from osprey_trainer.models.hf_names import read_config
-
     return read_config(target_folder)
 
 

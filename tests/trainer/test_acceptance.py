@@ -34,7 +34,7 @@ def speculate(slow, ids, taps, prompt, steps):
 
 
 @pytest.fixture
-def good_drafter(trained, target, dialogues):
+def good_drafter(trained, target):
     """Fitted to the dialogues, so that chains of every length are accepted."""
 
     def make(arrangement, batch):

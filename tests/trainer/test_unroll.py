@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
@@ -34,8 +35,6 @@ def test_at_initialisation_every_step_is_the_backbone(osprey, source_folder, dia
 
 
 def test_the_backbone_is_the_source_cut_short(source_folder):
-    from transformers import LlamaForCausalLM
-
     hf = LlamaForCausalLM.from_pretrained(source_folder).eval()
     hf.model.layers = hf.model.layers[:2]
     ids = torch.randint(64, (2, 19), generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,217 @@
+"""Weights between the backbone, the drafter and the checkpoint that SGLang reads."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from osprey_api.conditions import FailureReason
+from osprey_trainer.errors import TrainerError
+from osprey_trainer.masks import supervise
+from osprey_trainer.models.backbone import Backbone
+from osprey_trainer.models.draft import Drafter
+from osprey_trainer.models.llama import LlamaBody, Rotary
+from osprey_trainer.unroll import unroll
+from osprey_trainer.vocabulary import DraftVocabulary
+
+LAYER = {
+    "input_layernorm.weight": (32,),
+    "hidden_norm.weight": (32,),
+    "post_attention_layernorm.weight": (32,),
+    "self_attn.q_proj.weight": (48, 64),
+    "self_attn.k_proj.weight": (24, 64),
+    "self_attn.v_proj.weight": (24, 64),
+    "self_attn.o_proj.weight": (32, 48),
+    "mlp.gate_proj.weight": (40, 32),
+    "mlp.up_proj.weight": (40, 32),
+    "mlp.down_proj.weight": (32, 40),
+}
+BOTTOM = {
+    "embed_tokens.weight": (64, 32),
+    "fc.weight": (32, 72),
+    "norm.weight": (32,),
+    "lm_head.weight": (48, 32),
+    "t2d": (64,),
+    "d2t": (48,),
+}
+
+
+def compressed(drafter):
+    return drafter.with_draft_vocabulary(DraftVocabulary((torch.arange(64) % 4 != 1).nonzero().flatten(), 64, 1.0))
+
+
+@pytest.mark.parametrize(("layers", "prefixes"), [(1, ["midlayer."]), (2, ["layers.0.", "layers.1."])])
+def test_the_published_checkpoint(trained, tmp_path, layers, prefixes):
+    compressed(trained("osprey", layers)).save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    expected = BOTTOM | {prefix + name: shape for prefix in prefixes for name, shape in LAYER.items()}
+    assert {name: tuple(x.shape) for name, x in tensors.items()} == expected
+    assert tensors["t2d"].dtype == torch.bool
+    assert tensors["d2t"].dtype == torch.int64
+
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["swap_h_and_emb"] is True
+    assert config["tie_word_embeddings"] is False
+    assert config["eagle_config"] == {
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],  # outputs of these are inputs of 2, 3, 4
+        "use_aux_hidden_state": True,
+    }
+    assert (config["vocab_size"], config["draft_vocab_size"]) == (64, 48)
+    assert (config["hidden_size"], config["target_hidden_size"], config["head_dim"]) == (32, 24, 12)
+    assert config["max_position_embeddings"] == 128
+    assert config["num_hidden_layers"] == layers
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 500.0
+    assert config["rope_scaling"] is None
+
+
+@pytest.mark.parametrize(("arrangement", "layers"), [("osprey", 1), ("osprey", 2), ("eagle3", 1)])
+def test_export_and_reload_give_the_same_drafter(trained, dialogues, tmp_path, arrangement, layers):
+    drafter = compressed(trained(arrangement, layers))
+    drafter.save(tmp_path)
+    reloaded = Drafter.load(tmp_path)
+    assert reloaded.config == drafter.config
+    assert reloaded.state_dict().keys() == drafter.state_dict().keys()
+    for name, value in drafter.state_dict().items():
+        assert torch.equal(reloaded.state_dict()[name], value), name
+    batch = dialogues((3, 6))
+    rows = supervise(batch, drafter.t2d, 2).rows
+    with torch.no_grad():
+        expected = unroll(drafter, batch.ids, batch.states.taps, rows, 2)
+        found = unroll(reloaded, batch.ids, batch.states.taps, rows, 2)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_draft_ids_of_a_compressed_vocabulary(trained):
+    drafter = compressed(trained("osprey"))
+    ids = [token for token in range(64) if token % 4 != 1]
+    assert drafter.draft_ids.tolist() == ids
+    assert drafter.t2d.nonzero().flatten().tolist() == ids
+    assert drafter.d2t[:4].tolist() == [0, 1, 1, 1]  # 0, 2, 3, 4: offsets, not ids
+    with pytest.raises(TrainerError, match="keeps it for life"):
+        compressed(drafter)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("layers.1.hidden_norm.weight"), "missing layers.1.hidden_norm.weight"),
+        (lambda t: t.pop("d2t"), "missing d2t"),
+        (lambda t: t.update(extra=torch.zeros(1)), "unknown extra"),
+        (lambda t: t.update({"fc.weight": torch.zeros(32, 24)}), r"fc.weight has shape \(32, 24\), not \(32, 72\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(trained, tmp_path, change, message):
+    compressed(trained("osprey", 2)).save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(TrainerError, match=message) as error:
+        Drafter.load(tmp_path)
+    assert error.value.reason is FailureReason.CORRUPT_ARTIFACT
+
+
+def test_how_an_osprey_drafter_starts(osprey, source_folder):
+    """[0, W], fc identity on the deepest tap, and which norm is which."""
+    state = osprey(2).state_dict()
+    source = load_file(source_folder / "model.safetensors")
+    for layer in range(2):
+        for part in "qkv":
+            weight = state[f"layers.{layer}.self_attn.{part}_proj.weight"]
+            assert not weight[:, :32].any()
+            assert torch.equal(weight[:, 32:], source[f"model.layers.{layer}.self_attn.{part}_proj.weight"])
+        assert torch.equal(
+            state[f"layers.{layer}.hidden_norm.weight"], source[f"model.layers.{layer}.input_layernorm.weight"]
+        )
+        assert (state[f"layers.{layer}.input_layernorm.weight"] == 1).all()
+    fc = torch.zeros(32, 72)
+    fc[:24, 48:] = torch.eye(24)
+    assert torch.equal(state["fc.weight"], fc)
+    assert torch.equal(state["lm_head.weight"], source["model.embed_tokens.weight"])  # it was tied
+
+
+def test_how_an_eagle3_drafter_starts(target, target_config):
+    options = {"target_config": target_config, "target_embedding": target.embedding, "tapped_layers": (2, 3, 4)}
+    drafter = Drafter.from_scratch(**options, seed=1)
+    assert torch.equal(drafter.embed_tokens.weight, target.embedding)
+    assert drafter.config.body.num_layers == 1
+    assert drafter.config.body.hidden_size == 24
+    assert 0.01 < drafter.lm_head.weight.std() < 0.03
+    assert (drafter.norm.weight == 1).all()
+    again, other = (Drafter.from_scratch(**options, seed=seed) for seed in (1, 2))
+    assert torch.equal(again.fc.weight, drafter.fc.weight)
+    assert not torch.equal(other.fc.weight, drafter.fc.weight)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_saved_backbone_is_a_hugging_face_model(make_llama, tmp_path, tied):
+    make_llama(tmp_path / "source", layers=3, hidden=32, seed=4, tie_word_embeddings=tied)
+    backbone = Backbone.prune(tmp_path / "source", 2)
+    backbone.save(tmp_path / "backbone")
+    ids = torch.arange(20)[None]
+    hf = LlamaForCausalLM.from_pretrained(tmp_path / "backbone").eval()
+    reloaded = Backbone.load(tmp_path / "backbone")
+    with torch.no_grad():
+        logits = backbone(ids) @ backbone.head_weight.T
+        torch.testing.assert_close(hf(ids, use_cache=False).logits, logits, atol=1e-4, rtol=1e-5)
+        assert torch.equal(reloaded(ids), backbone(ids))
+
+
+def test_a_source_with_an_unknown_tensor_is_refused(make_llama, tmp_path):
+    make_llama(tmp_path, layers=3, hidden=32, seed=4)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(48)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(TrainerError, match=r"unknown layers.0.self_attn.q_proj.bias"):
+        Backbone.prune(tmp_path, 2)
+
+
+@pytest.mark.parametrize(("layers", "message"), [(0, "choose 1 to 5"), (6, "choose 1 to 5")])
+def test_impossible_pruning(source_folder, layers, message):
+    with pytest.raises(TrainerError, match=message):
+        Backbone.prune(source_folder, layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "only 'llama' bodies"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1.0}}, "changes with the length"),
+    ],
+)
+def test_bodies_that_are_not_plain_llama(target_config, change, message):
+    with pytest.raises(TrainerError, match=message) as error:
+        LlamaBody.from_hf(target_config | change)
+    assert error.value.reason is FailureReason.UNSUPPORTED_MODEL
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("schema", ["new", "old"])
+def test_scaled_rope_is_transformers_own_in_both_schemas(make_llama, tmp_path, schema):
+    make_llama(tmp_path, layers=3, hidden=32, seed=4, rope_parameters=LLAMA3 | {"rope_theta": 1000.0})
+    hf = LlamaForCausalLM.from_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    if schema == "old":
+        del config["rope_parameters"]
+        config |= {"rope_theta": 1000.0, "rope_scaling": LLAMA3}
+    body = LlamaBody.from_hf(config)
+    positions = torch.arange(0, 128, 7)
+    expected = LlamaRotaryEmbedding(hf.config)(torch.zeros(1), positions[None])
+    for found, value in zip(Rotary(body)(positions), expected, strict=True):
+        torch.testing.assert_close(found, value[0])
+    written = body.to_hf()
+    assert written["rope_theta"] == 1000.0
+    assert written["rope_scaling"] == LLAMA3
+    assert LlamaBody.from_hf({k: v for k, v in written.items() if k != "rope_parameters"}) == body
