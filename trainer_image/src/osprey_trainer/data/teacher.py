@@ -23,6 +23,18 @@ log = logging.getLogger(__name__)
 _REPORTS = 10
 
 
+def alike_in_length(dialogues: Sequence[Dialogue]) -> Iterator[list[Dialogue]]:
+    """Yields all dialogues in batches of at most `MICRO_BATCH_TOKENS` with padding, unless one alone is longer."""
+    batch: list[Dialogue] = []
+    for dialogue in sorted(dialogues, key=len):
+        if batch and (len(batch) + 1) * len(dialogue) > MICRO_BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(dialogue)
+    if batch:
+        yield batch
+
+
 class Teacher(Protocol):
     """Adds the target's states to dialogues."""
 
@@ -140,7 +152,7 @@ def capture(
         folder, dialogues, taps=len(target.tapped_layers) * hidden, hidden=hidden, dtype=dtype, greedy=greedy
     )
     if not found:
-        batches = list(_batches(dialogues))
+        batches = list(alike_in_length(dialogues))
         mine = batches[local_rank::local_world_size]
         for number, members in enumerate(mine):
             check_stopped()
@@ -155,18 +167,6 @@ def capture(
     if local_rank == 0:
         complete.touch()
     return teacher
-
-
-def _batches(dialogues: Sequence[Dialogue]) -> Iterator[list[Dialogue]]:
-    """Dialogues alike in length, at most `MICRO_BATCH_TOKENS` with padding unless one alone is longer."""
-    batch: list[Dialogue] = []
-    for dialogue in sorted(dialogues, key=len):
-        if batch and (len(batch) + 1) * len(dialogue) > MICRO_BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(dialogue)
-    if batch:
-        yield batch
 
 
 def _check_disk(folder: Path, dialogues: Sequence[Dialogue], *, bytes_per_token: int) -> None:

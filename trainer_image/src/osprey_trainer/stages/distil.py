@@ -27,7 +27,7 @@ from osprey_runtime.store import open_store
 from osprey_trainer.acceptance import simulate, summarise
 from osprey_trainer.data.answers import Dialogue, fit, read_dialogues
 from osprey_trainer.data.dialogues import DialogueBatches
-from osprey_trainer.data.teacher import OnlineTeacher, Teacher, capture
+from osprey_trainer.data.teacher import OnlineTeacher, Teacher, alike_in_length, capture
 from osprey_trainer.errors import TrainerError
 from osprey_trainer.models.draft import Drafter, text_config
 from osprey_trainer.models.hf_names import read_config
@@ -42,7 +42,8 @@ _SAMPLE = 16
 _FINAL_SAMPLE = 64
 """And at the end."""
 _SIMULATIONS = 20
-"""Of one run."""
+_LEAST_STEPS = 10
+"""At most so many simulations in a run, at least so many steps apart: they should not slow it down."""
 
 
 def run(ctx: StageContext) -> DistilResult:
@@ -87,7 +88,7 @@ def run(ctx: StageContext) -> DistilResult:
         def acceptance(step: int, metrics: Mapping[str, float]) -> float | None:
             if ctx.task.execution.zero_stage == 3:  # no rank holds the whole drafter
                 return metrics.get("acceptance_length")
-            due = step % max(1, steps // _SIMULATIONS) == 0
+            due = step % max(_LEAST_STEPS, steps // _SIMULATIONS) == 0
             return _acceptance_length(drafter, teacher, sample, config, device) if due else None
 
         trained = run_loop(
@@ -210,7 +211,7 @@ def _acceptance_length(
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         requests = [
             request
-            for dialogue in sample
-            for request in simulate(drafter, teacher.batch([dialogue]).to(device), steps=config.unroll)
+            for batch in alike_in_length(sample)
+            for request in simulate(drafter, teacher.batch(batch).to(device), steps=config.unroll)
         ]
     return summarise(requests).per_request or 0.0
