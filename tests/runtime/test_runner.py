@@ -272,7 +272,9 @@ def test_ranks_together_make_one_artifact(start, make_parallel_task, store):
         ("exit", ExitCode.BUG, FailureReason.INTERNAL_ERROR, "ended with 3"),
     ],
 )
-def test_rank_that_fails_ends_the_others_and_is_told(start, make_parallel_task, store, rank, how, code, reason, words):
+def test_rank_that_fails_is_told(  # noqa: PLR0917 - cases
+    start, make_parallel_task, store, rank, how, code, reason, words
+):
     pod = start(make_parallel_task(), f"ranks:{how}@{rank}")
     ended, outcome = pod.end()
     assert (ended, outcome.failure) == (code, reason), log_of(pod)

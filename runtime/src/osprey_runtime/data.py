@@ -152,6 +152,7 @@ def _broken(uri: str, line: int, what: str, fix: str = "fix or remove the line")
 
 def _hub_rows(source: Pinned, repository: str, options: dict[str, str]) -> Iterator[Row]:
     import datasets  # noqa: PLC0415 - heavy, and not needed by other sources
+    from huggingface_hub import HfApi  # noqa: PLC0415 - as datasets
 
     unknown = set(options) - {"name", "split"}
     if unknown:
@@ -160,6 +161,8 @@ def _hub_rows(source: Pinned, repository: str, options: dict[str, str]) -> Itera
         )
     number = 0
     with hub.errors(source.uri):
+        # Asked first, since load_dataset says of a gated data set that it isn't there.
+        HfApi().dataset_info(repository, revision=source.revision)
         try:
             found = datasets.load_dataset(
                 repository,
@@ -168,11 +171,7 @@ def _hub_rows(source: Pinned, repository: str, options: dict[str, str]) -> Itera
                 revision=source.revision,
                 streaming=True,
             )
-        except datasets.exceptions.DatasetNotFoundError as error:
-            raise StageError(
-                FailureReason.SOURCE_NOT_FOUND, f"{source.uri} does not exist, or is gated or private: {error}"
-            ) from error
-        except ValueError as error:  # an unknown configuration or split: the message lists those that are
+        except (FileNotFoundError, ValueError) as error:  # no file of data, or no such configuration or split
             raise StageError(FailureReason.SOURCE_NOT_FOUND, f"{source.uri}: {error}") from error
         for number, value in enumerate(found, start=1):
             yield Row(source.uri, number, value)

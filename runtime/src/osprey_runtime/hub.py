@@ -1,5 +1,6 @@
 """The Hugging Face hub: its errors as ours. Its libraries are imported only where a source asks for them."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -43,6 +44,8 @@ def errors(uri: str) -> Iterator[None]:
             ) from error
         raise _unavailable(uri, error) from error
     except (httpx.HTTPError, hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, OSError) as error:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise  # our own disk
         raise _unavailable(uri, error) from error
 
 

@@ -99,6 +99,8 @@ def _run(
         if stage.publishes:
             finished = _finished(store, prefix, settings)
             if finished is not None:
+                if settings.node == 0:
+                    _sweep(store, prefix, finished)  # an attempt may have been killed just before it did
                 return _reused(finished, task)
         for role, artifact in task.inputs.items():
             manifests.fetch(task.storage, artifact, settings.scratch / "inputs" / role)
@@ -123,7 +125,7 @@ def _run(
             versions=_versions(),
             commit=settings.commit or None,
         )
-        manifests.sweep(store, prefix, published)
+        _sweep(store, prefix, published)
         return made.model_copy(
             update={
                 "artifact": ArtifactRef(uri=task.prefix, digest=published.digest),
@@ -247,6 +249,14 @@ def _finished(store: Store, prefix: str, settings: Settings) -> Manifest | None:
     if settings.node == 0:
         manifests.set_aside(store, prefix, settings.attempt)
     return None
+
+
+def _sweep(store: Store, prefix: str, finished: Manifest) -> None:
+    """Delete what is left over. The artifact is complete, so nothing that goes wrong here is a failure."""
+    try:
+        manifests.sweep(store, prefix, finished)
+    except StageError as error:
+        log.warning("left-over files of %s/%s were not deleted: %s", store.uri, prefix, error.message)
 
 
 def _reused(finished: Manifest, task: StageTask) -> Outcome:

@@ -12,7 +12,6 @@ from osprey_runtime.context import StageContext, stopped
 from osprey_runtime.errors import StageError
 from osprey_runtime.runner import Stage, main
 
-
 SAMPLE = os.environ["SAMPLE"]  # noqa: TID251 - how the test tells its pod what to do
 
 

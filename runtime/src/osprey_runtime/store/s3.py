@@ -279,7 +279,7 @@ def _client(location: StorageLocation, env: Mapping[str, str]) -> Any:
         "AWS_RESPONSE_CHECKSUM_VALIDATION": {"response_checksum_validation": "when_required"},
     }
     options = [values for variable, values in defaults.items() if variable not in env]
-    retries = {"mode": "standard"} | ({} if "AWS_MAX_ATTEMPTS" in env else {"total_max_attempts": 5})
+    retries: Any = {"mode": "standard"} | ({} if "AWS_MAX_ATTEMPTS" in env else {"total_max_attempts": 5})
     config = Config(
         signature_version="s3v4",
         connect_timeout=10,
