@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import kopf
-from aiohttp import web
+from aiohttp import ClientError, web
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.config import ConfigException
 
 from osprey_operator import handlers
-from osprey_operator.api import Api
+from osprey_operator.api import Api, ApiError
 from osprey_operator.cache import Cache
 from osprey_operator.connection import load_configuration, register_login
 from osprey_operator.execute import Executor
@@ -50,7 +50,9 @@ async def operate(settings: Settings, own: Ports) -> None:
             settings=settings,
             clock=lambda: datetime.now(UTC),  # noqa: TID251 - the one clock of the process
         )
-        queue = WorkQueue(reconciler.reconcile, workers=settings.workers)
+        queue = WorkQueue(
+            reconciler.reconcile, workers=settings.workers, expected=(ApiError, ClientError, TimeoutError)
+        )
 
         def pods() -> Iterator[KubernetesObject]:
             return cache.everywhere("Pod")
@@ -113,6 +115,7 @@ def main() -> int:
         level=os.environ.get("OSPREY_LOG_LEVEL", "INFO").upper(),  # noqa: TID251 - read here, passed on
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it tells of every event that was listened to
     try:
         settings, own = from_environment(os.environ), ports(os.environ)  # noqa: TID251 - read here, passed on
         asyncio.run(operate(settings, own))

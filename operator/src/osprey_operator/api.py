@@ -64,18 +64,41 @@ class Api:
         path = _path(wanted["kind"], wanted["metadata"]["namespace"])
         return await self._call("post", path, body=wanted, field_manager=FIELD_MANAGER)
 
-    async def apply(self, wanted: KubernetesObject, *, subresource: str = "") -> KubernetesObject:
+    async def apply(self, wanted: KubernetesObject) -> KubernetesObject:
         """Make an object, or change the fields of it that are this operator's."""
         metadata = wanted["metadata"]
-        path = _path(wanted["kind"], metadata["namespace"], metadata["name"])
         return await self._call(
             "patch",
-            f"{path}/{subresource}" if subresource else path,
+            _path(wanted["kind"], metadata["namespace"], metadata["name"]),
             body=wanted,
             content_type="application/apply-patch+yaml",
             field_manager=FIELD_MANAGER,
             force_conflicts=True,
         )
+
+    async def replace_status(self, resource: KubernetesObject, status: KubernetesObject) -> KubernetesObject | None:
+        """Put a whole status in the place of a resource's; None where the resource is gone.
+
+        Not by server-side apply: that leaves `null` where a map became empty, which the schema then refuses.
+        """
+        metadata = resource["metadata"]
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        path = _path(resource["kind"], metadata["namespace"], metadata["name"])
+        try:
+            return await self._call(
+                "patch",
+                f"{path}/status",
+                body=patch,
+                content_type="application/json-patch+json",
+                field_manager=FIELD_MANAGER,
+            )
+        except ApiError as error:
+            if error.status == 404 or (error.status == 422 and "test" in error.message):
+                return None  # it is gone, or another one has its name by now
+            raise
 
     async def delete(self, gone: KubernetesObject) -> None:
         """Delete exactly this object, and then what it owns; one that is gone already is no error."""

@@ -64,7 +64,7 @@ class Executor:
         for child in plan.delete:
             await self._api.delete(child)
             self._cache.drop(child)
-            logger.info("%s/%s: deleted", owner.name, name_of(child))
+            logger.info("%s: %s %s deleted", owner.name, child["kind"], name_of(child))
         for child in plan.create:
             mark = (owner.namespace, label(child, LABEL_STAGE), label(child, LABEL_FINGERPRINT))
             if mark in self._starting or self._began_elsewhere(child, owner, known):
@@ -85,19 +85,10 @@ class Executor:
         """Write a resource's status if it is another one; tell whether it was."""
         if status == (resource.get("status") or {}):
             return False
-        metadata = resource["metadata"]
-        written = {
-            "apiVersion": resource["apiVersion"],
-            "kind": resource["kind"],
-            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
-            "status": status,
-        }
-        try:
-            self._cache.put(await self._api.apply(written, subresource="status"))
-        except ApiError as error:
-            if error.status not in {404, 409}:  # the resource is gone, or another one has its name by now
-                raise
-        return True
+        written = await self._api.replace_status(resource, status)
+        if written is not None:
+            self._cache.put(written)
+        return written is not None
 
     async def emit(self, resource: KubernetesObject, event: Event, now: str) -> None:
         """Record an event; one that is lost is no reason to fail."""
@@ -135,7 +126,7 @@ class Executor:
             if error.status in REFUSALS:
                 return [_refused(child, template_hash(child), error)]
             raise
-        logger.info("%s/%s: created", owner.name, name_of(child))
+        logger.info("%s: %s %s created", owner.name, child["kind"], name_of(child))
         self._put(made)
         return []
 
@@ -150,7 +141,7 @@ class Executor:
             if error.status in REFUSALS:
                 return [_refused(child, annotation(child, ANNOTATION_APPLIED), error)]
             raise
-        logger.info("%s/%s: applied", owner.name, name_of(child))
+        logger.info("%s: %s %s applied", owner.name, child["kind"], name_of(child))
         return []
 
     async def _taken(self, child: KubernetesObject, owner: Owner) -> list[Refused]:

@@ -4,7 +4,7 @@ Only event handlers and indices are used: Kopf's change handlers, daemons and ti
 finalizers to every resource, and an operator that was uninstalled would then block their deletion.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import kopf
@@ -70,16 +70,18 @@ def register(registry: kopf.OperatorRegistry, cache: Cache, queue: WorkQueue) ->
     """Register all handlers. The indices fill the cache before any handler is called, so no pass sees half of it."""
     wakes = Wakes(cache, queue)
 
-    def keep(body: kopf.Body, **_: Any) -> None:
+    # Coroutines, though they wait for nothing: Kopf calls plain functions in threads.
+
+    async def keep(body: kopf.Body, **_: Any) -> None:
         cache.put(dict(body))
 
-    def on_resource(event: kopf.RawEvent, **_: Any) -> None:
+    async def on_resource(event: kopf.RawEvent, **_: Any) -> None:
         found = dict(event["object"])
         if event["type"] == "DELETED":
             cache.drop(found)
         wakes.resource(found, gone=event["type"] == "DELETED")
 
-    def on_child(event: kopf.RawEvent, **_: Any) -> None:
+    async def on_child(event: kopf.RawEvent, **_: Any) -> None:
         found = dict(event["object"])
         if event["type"] == "DELETED":
             cache.drop(found)
@@ -104,8 +106,8 @@ def configure(settings: kopf.OperatorSettings, own: Settings) -> None:
 def _listen(
     registry: kopf.OperatorRegistry,
     resource: tuple[str, str, str],
-    keep: Callable[..., None],
-    handle: Callable[..., None],
+    keep: Callable[..., Coroutine[None, None, None]],
+    handle: Callable[..., Coroutine[None, None, None]],
 ) -> None:
     name = resource[2]
     kopf.index(*resource, id=f"keep-{name}", registry=registry)(keep)

@@ -29,14 +29,24 @@ class WorkQueue:
     """Runs `work` for every key that is added.
 
     A key that is added while it is worked on is worked on once more afterwards. An exception is logged, and the key
-    comes back after `base_delay` seconds, doubling with each exception in a row up to `max_delay`.
+    comes back after `base_delay` seconds, doubling with each exception in a row up to `max_delay`. An `expected` one,
+    such as an API server that is away, is logged in one line.
     """
 
-    def __init__(self, work: Work, *, workers: int, base_delay: float = 1.0, max_delay: float = 300.0) -> None:
+    def __init__(
+        self,
+        work: Work,
+        *,
+        workers: int,
+        base_delay: float = 1.0,
+        max_delay: float = 300.0,
+        expected: tuple[type[Exception], ...] = (),
+    ) -> None:
         self._work = work
         self._workers = workers
         self._base_delay = base_delay
         self._max_delay = max_delay
+        self._expected = expected
         self._ready: dict[Key, None] = {}  # a set that keeps its order
         self._running: dict[Key, float] = {}  # when each began
         self._again: set[Key] = set()
@@ -94,12 +104,19 @@ class WorkQueue:
             try:
                 delay = await self._work(key)
                 self._failures.pop(key, None)
-            except Exception:
+            except Exception as error:
                 failed = True
                 count = self._failures.get(key, 0)
                 self._failures[key] = count + 1
                 delay = min(self._base_delay * 2.0 ** min(count, 30), self._max_delay)
-                logger.exception("%s: the pass failed, the next one is in %.0f s", key, delay)
+                logger.log(
+                    logging.WARNING if isinstance(error, self._expected) else logging.ERROR,
+                    "%s: the pass failed, the next one is in %.0f s: %r",
+                    key,
+                    delay,
+                    error,
+                    exc_info=None if isinstance(error, self._expected) else error,
+                )
             finally:
                 del self._running[key]
                 self._ended_at = asyncio.get_running_loop().time()

@@ -168,8 +168,9 @@ def _out_of_memory(container: str) -> Failure:
 
 
 def _pod_trouble(pod: KubernetesObject, warnings: Mapping[str, str]) -> Trouble | None:
-    scheduled = next((c for c in pod.get("status", {}).get("conditions", []) if c["type"] == "PodScheduled"), None)
-    if scheduled is not None and scheduled["status"] == "False":
+    status = pod.get("status", {})
+    scheduled = next((entry for entry in status.get("conditions", []) if entry["type"] == "PodScheduled"), None)
+    if status.get("phase") == "Pending" and scheduled is not None and scheduled["status"] == "False":
         return _by_message(str(scheduled.get("message", "")), FailureReason.UNSCHEDULABLE, "no node takes the pod")
     for container in containers(pod):
         waiting = container.get("state", {}).get("waiting", {})
