@@ -3,10 +3,12 @@
 import errno
 import http.server
 import os
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -172,7 +174,20 @@ def test_impossible_bucket_name(s3_location):
 
 
 @contextmanager
-def answering(status: int, code: str) -> Iterator[str]:
+def serving(handler: type[http.server.BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def answering(status: int, code: str, tls: ssl.SSLContext | None = None) -> AbstractContextManager[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def answer(self):
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -188,14 +203,14 @@ def answering(status: int, code: str) -> Iterator[str]:
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(Handler, tls)
+
+
+@pytest.fixture
+def some_keys(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
 
 
 def test_a_missing_bucket_is_no_missing_key(s3_location, tmp_path):
@@ -227,20 +242,119 @@ def test_a_missing_bucket_is_no_missing_key(s3_location, tmp_path):
         (400, "IllegalLocationConstraintException", FailureReason.INVALID_CONFIG),
     ],
 )
-def test_answers_of_other_stores(monkeypatch, status, code, reason):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+@pytest.mark.usefixtures("some_keys")
+def test_answers_of_other_stores(status, code, reason):
     with answering(status, code) as endpoint:
         error = reason_of(StorageLocation(uri="s3://bucket/prefix", endpoint=endpoint))
     assert error.reason is reason
     assert code in error.message
 
 
-def test_a_store_that_ignores_if_none_match_is_refused(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+@pytest.mark.usefixtures("some_keys")
+def test_a_store_that_ignores_if_none_match_is_refused():
     with answering(200, "") as endpoint:
         error = reason_of(StorageLocation(uri="s3://bucket/prefix", endpoint=endpoint))
     assert error.reason is FailureReason.STORAGE_UNSUPPORTED
     assert "If-None-Match" in error.message
+
+
+@pytest.fixture
+def own_ca(tmp_path) -> tuple[Path, ssl.SSLContext]:
+    """A certificate that no machine trusts, and a server's side of it."""
+    certificate, key = tmp_path / "ca.crt", tmp_path / "ca.key"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=osprey-test -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return certificate, context
+
+
+@pytest.mark.usefixtures("some_keys")
+def test_certificate_of_an_own_ca(own_ca, monkeypatch):
+    certificate, context = own_ca
+    with answering(403, "AccessDenied", context) as endpoint:
+        location = StorageLocation(uri="s3://bucket/prefix", endpoint=endpoint)
+        error = reason_of(location)
+        assert error.reason is FailureReason.INVALID_CONFIG
+        assert "AWS_CA_BUNDLE" in error.message
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+        assert reason_of(location).reason is FailureReason.STORAGE_ACCESS_DENIED  # the server's own answer
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate) + ".missing")
+        error = reason_of(location)
+        assert error.reason is FailureReason.INVALID_CONFIG
+        assert "AWS_CA_BUNDLE" in error.message
+
+
+@pytest.mark.usefixtures("some_keys")
+def test_store_that_refuses_checksum_trailers(monkeypatch, tmp_path, own_ca):
+    """As some versions of Ceph do with what newer clients send by default."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # whose clients are told to go on with the body
+
+        def do_PUT(self):
+            new = "x-amz-trailer" in self.headers
+            self.connection.settimeout(0.5)
+            with suppress(TimeoutError):
+                while self.rfile.read1():
+                    pass
+            self.close_connection = True
+            self.send_response(400 if new else 200)
+            body = b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>" if new else b""
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    (tmp_path / "file").write_bytes(b"content")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(own_ca[0]))
+    with serving(Handler, own_ca[1]) as endpoint:
+        location = StorageLocation(uri="s3://bucket/prefix", endpoint=endpoint)
+        open_store(location).upload(tmp_path / "file", "key")
+        monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_supported")
+        with pytest.raises(StageError) as caught:
+            open_store(location).upload(tmp_path / "file", "key")
+    assert caught.value.reason is FailureReason.STORAGE_UNSUPPORTED
+    assert "AWS_REQUEST_CHECKSUM_CALCULATION" in caught.value.message
+
+
+@pytest.mark.usefixtures("some_keys")
+@pytest.mark.parametrize("replaced", [False, True])
+def test_download_goes_on_where_the_connection_broke(tmp_path, replaced):
+    content = os.urandom(5_000_000)
+    asked: list[str | None] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            begin = int((self.headers.get("Range") or "bytes=0-")[6:-1])
+            asked.append(self.headers.get("Range"))
+            if replaced and len(asked) > 1:
+                self.send_response(412 if self.headers["If-Match"] == '"one"' else 206)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            rest = content[begin:]
+            self.send_response(206 if begin else 200)
+            self.send_header("Content-Length", str(len(rest)))
+            self.send_header("ETag", '"one"')
+            self.end_headers()
+            self.wfile.write(rest[:2_000_000])  # and the connection ends
+
+        def log_message(self, *_):
+            pass
+
+    with serving(Handler) as endpoint:
+        store = open_store(StorageLocation(uri="s3://bucket/prefix", endpoint=endpoint))
+        if replaced:
+            with pytest.raises(StageError, match="has another") as caught:
+                store.download("key", tmp_path / "file")
+            assert caught.value.reason is FailureReason.STORAGE_UNAVAILABLE
+            return
+        store.download("key", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == content
+    assert asked[0] is None
+    assert len(asked) >= 3

@@ -3,7 +3,7 @@
 import secrets
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ class S3Store(Store):
                 with self._errors(key):
                     answer = self._client.get_object(**self._at(key), **condition)
                     size = position + answer["ContentLength"]
-                    with answer["Body"] as body:
+                    # Not `with answer["Body"]`: that gives the stream below it, which does not mind a body cut short.
+                    with closing(answer["Body"]) as body:
                         while chunk := body.read(CHUNK_BYTES):
                             position += len(chunk)
                             yield chunk
@@ -192,6 +193,8 @@ class S3Store(Store):
                 "storage.credentialsSecret, or give the pods' service account access",
             ) from error
         except SSLError as error:
+            if "certificate" not in str(error).lower():
+                raise self._no_answer(error) from error
             raise self._error(
                 FailureReason.INVALID_CONFIG,
                 f"shows a certificate that is not trusted ({_line(error)})",
@@ -202,14 +205,17 @@ class S3Store(Store):
                 FailureReason.INVALID_CONFIG, f"can't be asked: {_line(error)}", "correct the URI or the endpoint"
             ) from error
         except BotoCoreError as error:
-            raise self._error(
-                FailureReason.STORAGE_UNAVAILABLE,
-                f"does not answer: {_line(error)}",
-                "check the endpoint and the network; it is tried again",
-            ) from error
+            raise self._no_answer(error) from error
 
     def _error(self, reason: FailureReason, what: str, fix: str) -> StageError:
         return StageError(reason, f"the S3 store at {self._endpoint} (s3://{self._bucket}) {what}: {fix}")
+
+    def _no_answer(self, error: Exception) -> StageError:
+        return self._error(
+            FailureReason.STORAGE_UNAVAILABLE,
+            f"does not answer ({_line(error)})",
+            "check the endpoint and the network; it is tried again",
+        )
 
     def _no_bucket(self) -> StageError:
         return StageError(
@@ -265,6 +271,12 @@ class S3Store(Store):
 
 
 def _client(location: StorageLocation, env: Mapping[str, str]) -> Any:
+    bundle = env.get("AWS_CA_BUNDLE")
+    if bundle and not Path(bundle).is_file():
+        raise StageError(
+            FailureReason.INVALID_CONFIG,
+            f"AWS_CA_BUNDLE names {bundle[:200]!r}, and there is no such file: mount one and name its path",
+        )
     keys: dict[str, Any] = {
         "aws_access_key_id": env.get("AWS_ACCESS_KEY_ID", "").strip() or None,
         "aws_secret_access_key": env.get("AWS_SECRET_ACCESS_KEY", "").strip() or None,
