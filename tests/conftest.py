@@ -55,7 +55,8 @@ class S3:
 
 def pytest_configure():
     """Let a termination signal end the session like Ctrl-C does: with everything taken down."""
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a script's background jobs ignore the first
+        signal.signal(number, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

@@ -72,7 +72,8 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # `up` undoes what it has done, as for Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):  # `up` undoes what it has done, also where a script ignores Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     try:
         sys.exit(main(sys.argv[1:]))
     except (ClusterError, binaries.MissingProgramError, processes.NotReadyError, ApiError) as error:

@@ -2,10 +2,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from dev import processes
 from dev.cluster.api import ApiError
 from dev.cluster.cluster import Cluster, ClusterError
 from dev.settings import REPOSITORY
@@ -66,8 +66,8 @@ def test_up_again_changes_nothing_and_down_again_is_fine(cluster):
 def test_up_replaces_a_cluster_that_is_only_partly_alive(cluster):
     cluster.up()
     old = cluster.server
-    processes_by_name = {line.split()[2]: int(line.split()[1]) for line in cluster.leftovers() if " " in line}
-    os.kill(processes_by_name["etcd"], signal.SIGKILL)
+    pids = {name: pid for pid, name in processes.running(str(cluster.state)).items()}
+    os.kill(pids["etcd"], signal.SIGKILL)
 
     cluster.up()
 
@@ -75,27 +75,18 @@ def test_up_replaces_a_cluster_that_is_only_partly_alive(cluster):
     assert cluster.server != old
 
 
-@pytest.mark.parametrize("delay_s", [0.3, 1.5, 4.0])
-def test_an_interrupted_up_leaves_nothing(cluster, delay_s):
-    with subprocess.Popen(
-        command("up", "--no-node", "--name", cluster.name), cwd=REPOSITORY, stderr=subprocess.PIPE
-    ) as up:
-        time.sleep(delay_s)
-        up.send_signal(signal.SIGINT)
-        up.communicate(timeout=30)
-
-    assert up.returncode != 0
-    assert cluster.leftovers() == []
-
-
-@pytest.mark.parametrize("delay_s", [0.3, 1.5, 4.0])
-def test_down_removes_what_a_killed_up_left(cluster, delay_s):
+@pytest.mark.parametrize("until", ["etcd", "kube-apiserver", "kube-scheduler"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_an_up_that_is_stopped_on_its_way_leaves_nothing(cluster, how, until):
     with subprocess.Popen(command("up", "--no-node", "--name", cluster.name), cwd=REPOSITORY) as up:
-        time.sleep(delay_s)
-        up.kill()
-    assert cluster.leftovers() != []
-
-    cluster.down()
+        log = cluster.state / "none.log"
+        processes.wait(until, lambda: until in processes.running(str(cluster.state)).values(), 60, log)
+        up.send_signal(how)
+        up.wait(timeout=30)
+    assert up.returncode != 0
+    if how == signal.SIGKILL:
+        assert cluster.leftovers() != []
+        cluster.down()
 
     assert cluster.leftovers() == []
 
