@@ -1,0 +1,66 @@
+"""One rank of test_ranks.py: pretrains on its own windows."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from osprey_trainer.batch import WindowBatch
+from osprey_trainer.loop import train
+from osprey_trainer.models.backbone import Backbone
+from osprey_trainer.objectives import Pretraining
+from osprey_trainer.settings import LoopSettings
+
+
+class Windows:
+    """Rank 0 has windows of 12 tokens, rank 1 of 5: a mean of means would be wrong."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.served = rank, 0
+
+    def __next__(self) -> WindowBatch:
+        generator = torch.Generator().manual_seed(10 * self.served + self.rank)
+        self.served += 1
+        length = 13 if self.rank == 0 else 6
+        return WindowBatch(torch.randint(8, (2, length), generator=generator), names=(f"rank{self.rank}",))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"served": self.served}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.served = state["served"]
+
+
+class Checkpoints:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def latest(self) -> Path | None:
+        return self.folder if self.folder.exists() else None
+
+    def save(self, _step, write) -> None:
+        self.folder.mkdir(exist_ok=True)
+        write(self.folder)
+
+
+def run(rank: int, rendezvous: Path, source: Path, out: Path, *, stop_at: int | None) -> None:
+    """One of two ranks; sends itself SIGTERM after step `stop_at`."""
+    os.environ["LOCAL_RANK"] = str(rank)  # noqa: TID251 - as torchrun does
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+
+    def progress(step, *_rest) -> None:
+        if step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = LoopSettings(steps=4, learning_rate=1e-2, bf16=False, ema_decay=0.5, zero_stage=1)
+    result = train(
+        Pretraining(Backbone.prune(source, 2)),
+        Windows(rank),
+        settings,
+        progress=progress,
+        checkpoints=Checkpoints(out / "checkpoint"),
+    )
+    if rank == 0:
+        torch.save(result.weights, out / "weights.pt")
