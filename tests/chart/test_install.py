@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from contextlib import contextmanager
 
 import pytest
 import yaml
@@ -13,7 +14,9 @@ from dev.settings import REPOSITORY
 pytestmark = pytest.mark.cluster
 
 CHART = REPOSITORY / "charts" / "osprey-operator"
+PLURALS = ("ospreybackbones", "ospreydrafters")
 CRD = "ospreydrafters.osprey.dev"
+OWNER = r"meta\.helm\.sh/release"
 
 
 class Helm:
@@ -56,7 +59,7 @@ def helm(api_cluster):
     for name, namespace in list(helm.installed):
         helm.uninstall(name, namespace)
     if not had_crd:
-        for plural in ("ospreydrafters", "ospreybackbones"):
+        for plural in PLURALS:
             api_cluster.kubectl("delete", "crd", f"{plural}.osprey.dev", "--ignore-not-found")
 
 
@@ -112,15 +115,36 @@ def test_install_upgrade_uninstall(api_cluster, helm, namespace):
 def test_an_upgrade_brings_the_crds_up_to_date(api_cluster, helm, namespace):
     name = namespace(api_cluster)
     helm.install(name)
-    owner = api_cluster.kubectl(
-        "get", "crd", CRD, "-o", r"jsonpath={.metadata.annotations.meta\.helm\.sh/release-namespace}"
-    )
-    if owner != name:
-        pytest.skip("another test applied the CRDs to this cluster first, so they are not the release's")
-    patch = '[{"op": "remove", "path": "/spec/names/shortNames"}]'
-    api_cluster.kubectl("patch", "crd", CRD, "--type=json", f"--patch={patch}")
-    helm.upgrade(name, values={"logLevel": "DEBUG"})
-    assert "od" in api_cluster.kubectl("get", "crd", CRD, "-o", "jsonpath={.spec.names.shortNames}")
+    with adopted_crds(api_cluster, "osprey-operator", name):
+        api_cluster.kubectl(
+            "patch", "crd", CRD, "--type=json", '--patch=[{"op": "remove", "path": "/spec/names/shortNames"}]'
+        )
+        helm.upgrade(name, values={"logLevel": "DEBUG"})
+        assert "od" in api_cluster.kubectl("get", "crd", CRD, "-o", "jsonpath={.spec.names.shortNames}")
+
+
+def test_crds_of_somebody_else_are_left_alone(api_cluster, helm, namespace):
+    first, second = namespace(api_cluster), namespace(api_cluster)
+    helm.install(first)
+    with adopted_crds(api_cluster, "osprey-operator", first):
+        helm.install(second)
+        helm.upgrade(second, values={"logLevel": "DEBUG"})
+        owner = api_cluster.kubectl("get", "crd", CRD, "-o", rf"jsonpath={{.metadata.annotations.{OWNER}-namespace}}")
+        assert owner == first
+
+
+@contextmanager
+def adopted_crds(cluster, release, namespace):
+    """Let the CRDs belong to a release: in a cluster where others applied them before, the release found them so."""
+    for plural in PLURALS:
+        annotations = (f"meta.helm.sh/release-name={release}", f"meta.helm.sh/release-namespace={namespace}")
+        cluster.kubectl("annotate", "crd", f"{plural}.osprey.dev", "--overwrite", *annotations)
+        cluster.kubectl("label", "crd", f"{plural}.osprey.dev", "--overwrite", "app.kubernetes.io/managed-by=Helm")
+    yield
+    for plural in PLURALS:
+        cluster.kubectl(
+            "annotate", "crd", f"{plural}.osprey.dev", "meta.helm.sh/release-name-", "meta.helm.sh/release-namespace-"
+        )
 
 
 def test_two_releases_of_one_name_each_own_their_namespaces(api_cluster, helm, namespace, may):
@@ -143,12 +167,8 @@ def test_two_cluster_wide_releases_of_one_name(api_cluster, helm, namespace, may
 
 
 ALLOWED = [
-    *(
-        (verb, f"{kind}.osprey.dev")
-        for verb in ("get", "list", "watch")
-        for kind in ("ospreydrafters", "ospreybackbones")
-    ),
-    *(("patch", f"{kind}.osprey.dev/status") for kind in ("ospreydrafters", "ospreybackbones")),
+    *((verb, f"{kind}.osprey.dev") for verb in ("get", "list", "watch") for kind in PLURALS),
+    *(("patch", f"{kind}.osprey.dev/status") for kind in PLURALS),
     *((verb, "jobs.batch") for verb in ("get", "list", "watch", "create", "delete")),
     *((verb, "deployments.apps") for verb in ("get", "list", "watch", "create", "patch", "delete")),
     *(
