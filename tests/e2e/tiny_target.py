@@ -63,6 +63,8 @@ def make(folder: Path, *, steps: int = 250) -> Path:
         optimizer.step()
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # safetensors writes for the owner alone, and pods have another user
     return folder
 
 
