@@ -187,7 +187,10 @@ def make_report(
             for domain in domains
         },
         simulated_steps_equal={
-            name: results.simulated_steps_equal(compared[name], evaluation, storage, target, scratch)
+            name: share_equal(
+                results.simulated_steps(compared[name], evaluation, storage, target, scratch),
+                [request.verify_steps for request in evaluation.requests],
+            )
             for name, evaluation in read.items()
         },
         stages=results.costs(resources),
@@ -195,6 +198,11 @@ def make_report(
         seconds=time.monotonic() - began,
         peak_memory_gib=memory.gib,
     )
+
+
+def share_equal(simulated: Sequence[int], served: Sequence[int]) -> float:
+    """Return the share of requests in which both count the same."""
+    return sum(a == b for a, b in zip(simulated, served, strict=True)) / len(served)
 
 
 @contextmanager

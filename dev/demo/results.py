@@ -63,15 +63,13 @@ def read_evaluation(resource: Mapping[str, Any], storage: StorageLocation, scrat
     return Evaluation(EvaluateResult.model_validate_json(report), [json.loads(line) for line in lines])
 
 
-def simulated_steps_equal(
+def simulated_steps(
     resource: Mapping[str, Any], evaluation: Evaluation, storage: StorageLocation, target: Path, scratch: Path
-) -> float:
-    """Return the share of an evaluation's requests whose verify steps equal the trainer's simulation."""
+) -> list[int]:
+    """Return the verify steps of an evaluation's requests as the trainer simulates them."""
     drafter = _fetch(stage(resource, StageName.DISTIL), storage, scratch)
     steps = len(evaluation.result.acceptance_by_position)
-    simulated = simulation.verify_steps(target, drafter, evaluation.lines, steps=steps)
-    served = [request.verify_steps for request in evaluation.requests]
-    return sum(a == b for a, b in zip(simulated, served, strict=True)) / len(served)
+    return simulation.verify_steps(target, drafter, evaluation.lines, steps=steps)
 
 
 def _fetch(entry: Mapping[str, Any], storage: StorageLocation, scratch: Path) -> Path:

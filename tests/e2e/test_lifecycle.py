@@ -1,0 +1,216 @@
+"""From `kubectl apply` to a measured drafter that serves, through the deaths of everything on the way."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from dev.demo import results
+from osprey_api.naming import SERVER_PORT
+from osprey_api.stages import ATTEMPT_VARIABLE, TASK_VARIABLE, Outcome, StageName, StorageLocation
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1500)]
+OD, OB = "ospreydrafter", "ospreybackbone"
+NAME = "tiny"
+
+
+@pytest.fixture(scope="module")
+def applied(tenant, tiny):
+    """Both resources, and a baseline drafter from scratch on the same data."""
+    source = tiny[0]
+    text = tenant.put("text", [json.dumps({"text": line}) for line in source.text(2000)])
+    data = {
+        domain: tenant.put(domain, [json.dumps({"prompt": prompt}) for prompt in source.prompts(domain, 60)])
+        for domain in source.DOMAINS
+    }
+    tenant.apply(
+        tenant.backbone(text),
+        tenant.drafter(NAME, data, backbone="tiny-2l", serving={"replicas": 1}),
+        tenant.drafter("scratch", data),
+    )
+    return tenant
+
+
+def operator_pod(tenant):
+    pods = tenant.installation.read("pods", "-n", tenant.installation.namespace)["items"]
+    return next(pod for pod in pods if pod["status"]["phase"] == "Running")
+
+
+def kill_operator(tenant):
+    """SIGKILL it, and return once the kubelet has started it again."""
+    before = operator_pod(tenant)["status"]["containerStatuses"][0]["restartCount"]
+    tenant.kill(operator_pod(tenant), "osprey_operator")
+
+    def is_back():
+        status = operator_pod(tenant)["status"]["containerStatuses"][0]
+        return status["restartCount"] > before and status["ready"]
+
+    tenant.until("the operator to be back", is_back, 90)
+
+
+def pod_of(tenant, job):
+    return next(iter(tenant.items("pods", "-l", f"batch.kubernetes.io/job-name={job}")), None)
+
+
+def call(url, body, method="POST"):
+    """Return status and answer of a JSON request."""
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method=method
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.code, None
+
+
+@pytest.fixture(scope="module")
+def finished(applied):
+    """The resources once they are ready, after three murders."""
+    tenant = applied
+
+    def distilling():
+        stage = tenant.stage(OD, NAME, "distil")
+        return stage if stage["state"] == "Running" and (stage.get("step") or 0) > 25 else None
+
+    running = tenant.until("distil past its first checkpoint", distilling, 600)
+    kill_operator(tenant)
+    pod = pod_of(tenant, running["job"])
+    tenant.kill(pod, "osprey_trainer distil")
+    again = tenant.until(
+        "distil to start again", lambda: pod_of(tenant, running["job"]) not in (None, pod) and distilling(), 240
+    )
+    tenant.until_true(OD, NAME, "GatePassed", 600)
+    assert tenant.condition(OD, NAME, "RolledOut")["status"] == "False"
+    kill_operator(tenant)
+    for kind, name in ((OB, "tiny-2l"), (OD, NAME), (OD, "scratch")):
+        tenant.until_true(kind, name, "Ready", 600)
+    return tenant, running, again
+
+
+def test_the_killed_trainer_went_on_from_its_checkpoint(finished):
+    tenant, before, again = finished
+    assert again["attempts"] == before["attempts"] + 1
+    assert again["fingerprint"] == before["fingerprint"]
+    stage = tenant.stage(OD, NAME, "distil")
+    assert stage["state"] == "Succeeded"
+    assert stage["attempts"] == again["attempts"]
+
+
+def test_the_result_is_that_of_an_undisturbed_run(finished, s3, tmp_path):
+    # The same task, run by hand without a kill: the drafters' weights are equal to the last bit.
+    tenant, *_ = finished
+    stage = tenant.stage(OD, NAME, "distil")
+    job = tenant.read("job", stage["job"])
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    task = json.loads(next(entry["value"] for entry in container["env"] if entry["name"] == TASK_VARIABLE))
+    task["namespace"] = "undisturbed"
+    log = tmp_path / "termination-log"
+    environment = os.environ | {
+        TASK_VARIABLE: json.dumps(task),
+        ATTEMPT_VARIABLE: "by-hand",
+        "AWS_ACCESS_KEY_ID": s3.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3.secret_key,
+        "OSPREY_CLAIMS_ROOT": str(tenant.models.parent),
+        "OSPREY_TERMINATION_LOG": str(log),
+        "OSPREY_METRICS_PORT": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    (tenant.models.parent / "models").symlink_to(tenant.models)
+    command = [sys.executable, "-m", "osprey_trainer", "distil", "--scratch", str(tmp_path / "scratch")]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    undisturbed = Outcome.model_validate_json(log.read_text()).artifact
+
+    def weights(uri):
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        body = s3.client().get_object(Bucket=bucket, Key=f"{prefix}/manifest.json")["Body"].read()
+        return next(file["sha256"] for file in json.loads(body)["files"] if file["path"] == "model.safetensors")
+
+    assert weights(undisturbed.uri) == weights(stage["artifact"]["uri"])
+
+
+def test_the_server_drafts_as_the_trainer_simulated(finished, s3, tmp_path, monkeypatch):
+    tenant, *_ = finished
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
+    keys = tenant.installation.storage
+    storage = StorageLocation(uri=keys.uri, endpoint=keys.endpoint, region=keys.region)
+    for name in (NAME, "scratch"):
+        resource = tenant.read(OD, name)
+        evaluation = results.read_evaluation(resource, storage, tmp_path)
+        assert evaluation.result.identical_outputs == 1
+        steps = [request.verify_steps for request in evaluation.requests]
+        simulated = results.simulated_steps(resource, evaluation, storage, tenant.models / "tiny", tmp_path)
+        equal = sum(a == b for a, b in zip(steps, simulated, strict=True))
+        assert equal >= 0.95 * len(steps)
+        assert sum(simulated) == pytest.approx(sum(steps), rel=0.01)
+
+
+def test_status_tells_the_story(finished):
+    tenant, *_ = finished
+    status = tenant.read(OD, NAME)["status"]
+    assert status["acceptanceLength"]["evaluated"] > 1.05
+    assert {domain["name"] for domain in status["acceptanceLength"]["byDomain"]} == {"counting", "naming"}
+    assert status["tokensPerSecond"]["baseline"] > 0
+    assert [revision["state"] for revision in status["revisions"]] == ["Serving"]
+    assert status["observedGeneration"] == 1
+    table = tenant.installation.run("kubectl", "get", "osprey", "-n", tenant.namespace)
+    assert "serving" in table
+    # The two drafters asked the same target the same prompts: the answers are one artifact, made by one Job.
+    shared = {tenant.stage(OD, name, "regenerate")["artifact"]["digest"] for name in (NAME, "scratch")}
+    assert len(shared) == 1
+    assert len(tenant.items("jobs", "-l", "osprey.dev/stage=regenerate")) == 1
+
+
+def test_the_service_answers_and_guards_its_weights(finished):
+    tenant, *_ = finished
+    address = tenant.read("service", NAME)["spec"]["clusterIP"]
+    url = f"http://{address}:{SERVER_PORT}"
+    message = {"role": "user", "content": "count 9 numbers from 3"}
+    body = {"model": "x", "messages": [message], "max_tokens": 40, "temperature": 0}
+    for _ in range(30):
+        status, answer = call(f"{url}/v1/chat/completions", body)
+        assert status == 200
+    assert "3 4 5" in answer["choices"][0]["message"]["content"]
+    assert call(f"{url}/update_weights_from_disk", {"model_path": "/x"})[0] == 401
+    metrics = f"http://{tenant.installation.read('service', 'osprey-osprey-operator-metrics', '-n', tenant.installation.namespace)['spec']['clusterIP']}:8080/metrics"
+
+    def live():
+        with urllib.request.urlopen(metrics, timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        series = [line for line in lines if line.startswith("osprey_drafter_acceptance_length{")]
+        return [float(line.rpartition(" ")[2]) for line in series if f'namespace="{tenant.namespace}"' in line]
+
+    (acceptance,) = tenant.until("a live acceptance length", live, 60)
+    assert 1 < acceptance <= 6
+
+
+def test_a_new_learning_rate_trains_again_and_nothing_else(finished):
+    tenant, *_ = finished
+    before = {stage["name"]: stage["fingerprint"] for stage in tenant.read(OD, NAME)["status"]["stages"]}
+    patch = json.dumps({"spec": {"suspend": True, "distillation": {"learningRate": 1e-3}}})
+    tenant.installation.run("kubectl", "patch", OD, NAME, "-n", tenant.namespace, "--type=merge", "-p", patch)
+    tenant.until("the edit to be seen", lambda: tenant.read(OD, NAME)["status"]["observedGeneration"] == 2, 30)
+    after = {stage["name"]: stage["fingerprint"] for stage in tenant.read(OD, NAME)["status"]["stages"]}
+    assert {name for name in before if before[name] != after[name]} == {StageName.DISTIL, StageName.EVALUATE}
+    assert tenant.condition(OD, NAME, "Suspended")["status"] == "True"
+    assert tenant.condition(OD, NAME, "Available")["status"] == "True"
+
+
+def test_deleted_resources_leave_nothing_behind(finished):
+    tenant, *_ = finished
+    for kind, name in ((OD, NAME), (OD, "scratch"), (OB, "tiny-2l")):
+        tenant.delete(kind, name)
+    kinds = "jobs,pods,deployments,replicasets,services,configmaps,secrets"
+
+    def left():
+        selector = "app.kubernetes.io/managed-by=osprey-operator"
+        return [f"{item['kind']} {item['metadata']['name']}" for item in tenant.items(kinds, "-l", selector)]
+
+    tenant.until("children to go", lambda: not left(), 120)
+    assert not tenant.items("osprey")
