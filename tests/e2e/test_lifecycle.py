@@ -4,9 +4,8 @@ import json
 import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 
+import httpx
 import pytest
 
 from dev.demo import results
@@ -56,17 +55,10 @@ def pod_of(tenant, job):
     return next(iter(tenant.items("pods", "-l", f"batch.kubernetes.io/job-name={job}")), None)
 
 
-def call(url, body, method="POST"):
+def call(url, body):
     """Return status and answer of a JSON request."""
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method=method
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            return refusal.code, None
+    answer = httpx.post(url, json=body, timeout=120)
+    return answer.status_code, answer.json() if answer.is_success else None
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +103,7 @@ def test_the_result_is_that_of_an_undisturbed_run(finished, s3, tmp_path):
     task = json.loads(next(entry["value"] for entry in container["env"] if entry["name"] == TASK_VARIABLE))
     task["namespace"] = "undisturbed"
     log = tmp_path / "termination-log"
-    environment = os.environ | {
+    environment = os.environ | {  # noqa: TID251 - of a child
         TASK_VARIABLE: json.dumps(task),
         ATTEMPT_VARIABLE: "by-hand",
         "AWS_ACCESS_KEY_ID": s3.access_key,
@@ -178,11 +170,11 @@ def test_the_service_answers_and_guards_its_weights(finished):
         assert status == 200
     assert "3 4 5" in answer["choices"][0]["message"]["content"]
     assert call(f"{url}/update_weights_from_disk", {"model_path": "/x"})[0] == 401
-    metrics = f"http://{tenant.installation.read('service', 'osprey-osprey-operator-metrics', '-n', tenant.installation.namespace)['spec']['clusterIP']}:8080/metrics"
+    service = ("service", "osprey-osprey-operator-metrics", "-n", tenant.installation.namespace)
+    metrics = f"http://{tenant.installation.read(*service)['spec']['clusterIP']}:8080/metrics"
 
     def live():
-        with urllib.request.urlopen(metrics, timeout=10) as page:
-            lines = page.read().decode().splitlines()
+        lines = httpx.get(metrics, timeout=10).text.splitlines()
         series = [line for line in lines if line.startswith("osprey_drafter_acceptance_length{")]
         return [float(line.rpartition(" ")[2]) for line in series if f'namespace="{tenant.namespace}"' in line]
 
