@@ -1,0 +1,32 @@
+import pytest
+
+from osprey_trainer.training import LossHistory
+
+
+def history(steps):
+    kept = LossHistory(steps)
+    for step in range(1, steps + 1):
+        kept.add(step, float(step))
+    return kept
+
+
+def test_a_short_run_keeps_every_loss():
+    assert history(5).points == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0)]
+
+
+def test_a_long_run_keeps_means_of_equal_parts():
+    points = history(1001).points
+    assert len(points) == 167
+    assert points[0] == (6, pytest.approx(3.5))
+    assert points[-1] == (1001, pytest.approx((997 + 1001) / 2))
+
+
+@pytest.mark.parametrize("at", [6, 7, 500])
+def test_a_history_goes_on_where_it_was_kept(tmp_path, at):
+    kept = LossHistory(1001)
+    for step in range(1, 1002):
+        kept.add(step, float(step))
+        if step == at:
+            kept.write(tmp_path / "history.json")
+            kept = LossHistory.read(tmp_path / "history.json")
+    assert kept == history(1001)
