@@ -1,7 +1,7 @@
 """What running pods say of themselves: progress of stages, tokens and verify steps of servers.
 
 The pods are asked in the background, so that neither a pass nor a scrape waits for one. A pod that does not answer
-leaves what is known as it is; a series that is not there is unknown, never 0.
+leaves what is known as it is; what it does not tell is unknown, never 0.
 
 SGLang's counters of tokens and verify steps move when a request finishes; acceptance length is the ratio of their
 growth over a window, all servers of the drafter together. Where a counter fell, or a pod is new, counting begins
@@ -42,6 +42,7 @@ RATE_SECONDS = 60.0
 """Tokens per second are those of the last minute."""
 CONCURRENT_REQUESTS = 32
 ANSWER_LIMIT_BYTES = 8 << 20
+_SHARING_RANKS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 _JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -189,18 +190,20 @@ class LiveMonitor:
         samples = await _scrape(session, gate, pod, self._server_port, "sglang")
         labels = _labels(pod)
         fleet = self._fleets.get(labels[LABEL_OWNER_UID])
-        if samples is None or fleet is None or uid not in self._servers:
+        if not samples or fleet is None or uid not in self._servers:
             return
         count = _count(samples, self._clock())
         before = fleet.counts.get(uid)
         fleet.counts[uid] = count
         if before is None:
             return
-        tokens = _difference(before.tokens, count.tokens)
-        steps = _difference(before.verify_steps, count.verify_steps)
+        # SGLang has no series before a first request finished: then all that it counted since is growth.
+        unused = before.tokens is None and before.verify_steps is None
+        tokens = _difference(0.0 if unused else before.tokens, count.tokens)
+        steps = _difference(0.0 if unused else before.verify_steps, count.verify_steps)
         if tokens is not None and steps and labels.get(LABEL_DRAFTER, "") == fleet.drafter:
             _remember(fleet.finished, _Growth(count.at, tokens, steps))
-        realtime = _difference(before.realtime_tokens, count.realtime_tokens)
+        realtime = _difference(before.realtime_tokens or 0.0, count.realtime_tokens)
         if realtime is not None and count.at > before.at:
             rates = fleet.rates.setdefault(uid, deque(maxlen=64))
             rates.append(_Rate(count.at, realtime, count.at - before.at))
@@ -244,8 +247,8 @@ def _count(samples: Iterable[Sample], at: float) -> _Count:
         elif name == VERIFY_STEPS:
             steps.append(sample.value)
         elif name == REALTIME_TOKENS and sample.labels.get("mode") == "decode":
-            # Ranks of one tensor- or pipeline-parallel group decode the same tokens; data-parallel ones do not.
-            rank = {key: value for key, value in sample.labels.items() if key not in {"tp_rank", "pp_rank"}}
+            # Ranks that share a model decode the same tokens; data-parallel ones do not.
+            rank = {key: value for key, value in sample.labels.items() if key not in _SHARING_RANKS}
             group = tuple(sorted(rank.items()))
             realtime[group] = max(sample.value, realtime.get(group, 0.0))
     return _Count(

@@ -209,6 +209,24 @@ async def test_a_missing_series_is_unknown_and_not_zero(monitor, pods, step):
     assert monitor.traffic(DRAFTER).acceptance_length is None
 
 
+async def test_the_first_requests_of_a_server_count_in_full(monitor, pods, step):
+    pods.tell(0, counters(None, None, None))  # SGLang has no such series until a request has finished
+    await step(pods.server())
+    pods.tell(0, counters(200, 100, 250))
+    await step(pods.server())
+    traffic = monitor.traffic(DRAFTER)
+    assert (traffic.acceptance_length, traffic.verify_steps) == (pytest.approx(2.0), 100)
+    assert traffic.tokens_per_second == pytest.approx(25.0)
+
+
+async def test_an_answer_without_any_series_of_sglang_is_none(monitor, pods, step):
+    pods.tell(0, "process_cpu_seconds_total 1.0\n")
+    await step(pods.server())
+    pods.tell(0, counters(200, 100, 250))
+    await step(pods.server())
+    assert monitor.traffic(DRAFTER).verify_steps == 0
+
+
 async def test_an_idle_server_has_no_acceptance_and_no_speed(monitor, pods, step):
     for _ in range(3):
         pods.tell(0, counters(100, 50, 100))
