@@ -18,6 +18,7 @@ from osprey_operator.cache import Cache
 from osprey_operator.connection import load_configuration, register_login
 from osprey_operator.execute import Executor
 from osprey_operator.live import LiveMonitor
+from osprey_operator.metrics import Metrics
 from osprey_operator.observe import Observer
 from osprey_operator.queue import WorkQueue
 from osprey_operator.reconcile import Reconciler
@@ -50,14 +51,18 @@ async def operate(settings: Settings, own: Ports) -> None:
             settings=settings,
             clock=lambda: datetime.now(UTC),  # noqa: TID251 - the one clock of the process
         )
+        metrics = Metrics(resources=cache.everywhere, live=live)
         queue = WorkQueue(
-            reconciler.reconcile, workers=settings.workers, expected=(ApiError, ClientError, TimeoutError)
+            metrics.counted(reconciler.reconcile),
+            workers=settings.workers,
+            expected=(ApiError, ClientError, TimeoutError),
         )
+        metrics.watch_queue(depth=queue.depth, last_pass_age=queue.last_pass_age)
 
         def pods() -> Iterator[KubernetesObject]:
             return cache.everywhere("Pod")
 
-        health = await _serve_health(queue, own.health)
+        servers = (await _serve_health(queue, own.health), await metrics.serve(own.metrics))
         parts = {
             asyncio.create_task(queue.run(), name="queue"),
             asyncio.create_task(live.run(pods), name="live monitor"),
@@ -71,7 +76,8 @@ async def operate(settings: Settings, own: Ports) -> None:
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
-            await health.cleanup()
+            for server in servers:
+                await server.cleanup()
         for ended in done:
             if ended is not watches or ended.exception() is not None:
                 logger.error("%s ended", ended.get_name(), exc_info=ended.exception())

@@ -72,6 +72,10 @@ class WorkQueue:
         self._cancel_timer(key)
         self._timers[key] = asyncio.get_running_loop().call_later(seconds, self.add, key)
 
+    def depth(self) -> int:
+        """Return how many keys wait for a worker."""
+        return len(self._ready)
+
     def longest_pass(self) -> float:
         """Return for how many seconds the oldest pass has been running; 0 where none is."""
         now = asyncio.get_running_loop().time()

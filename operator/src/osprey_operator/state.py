@@ -36,8 +36,6 @@ class Settings:
     """PodTemplateSpec fragment merged into every pod, before the resource's own."""
     storage: Storage | None = None
     """For resources that name none."""
-    finished_job_ttl_seconds: int = 86400
-    """How long a finished Job and its logs are kept."""
     workers: int = 8
     """Resources that are worked on at once."""
     poll_seconds: float = 10.0

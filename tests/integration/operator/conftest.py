@@ -183,7 +183,7 @@ class Place:
             f"{kind}/{each['metadata']['name']}"
             for kind in CHILDREN
             for each in self.list(kind)
-            if each["metadata"]["name"] not in {"kube-root-ca.crt"}
+            if each["metadata"]["name"] != "kube-root-ca.crt"
         ]
 
 
@@ -198,6 +198,12 @@ def status_of(name, state):
     }
 
 
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 @dataclass
 class Operator:
     """The operator's process."""
@@ -207,20 +213,20 @@ class Operator:
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen | None = None
-    port: int = 0
+    health_port: int = field(default_factory=free_port)
+    metrics_port: int = field(default_factory=free_port)
 
     def start(self):
-        self.port = free_port()
         environment = {
-            **os.environ,
+            **os.environ,  # noqa: TID251 - the process is this one's child
             "KUBECONFIG": str(self.kubeconfig),
             "OSPREY_NAMESPACES": self.namespace,
             "OSPREY_POLL_SECONDS": "1",
             "OSPREY_RETRY_BASE_SECONDS": "2",
             "OSPREY_RETRY_MAX_SECONDS": "4",
             "OSPREY_RESYNC_SECONDS": "3",
-            "OSPREY_HEALTH_PORT": str(self.port),
-            "OSPREY_METRICS_PORT": str(free_port()),
+            "OSPREY_HEALTH_PORT": str(self.health_port),
+            "OSPREY_METRICS_PORT": str(self.metrics_port),
             "PYTHONWARNINGS": "error::RuntimeWarning",
             **self.environment,
         }
@@ -237,12 +243,6 @@ class Operator:
         """Ask it to end; return its exit code."""
         self.process.terminate()
         return self.process.wait(15)
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from osprey_api.conditions import FailureReason
 from osprey_api.naming import LABEL_STAGE
 from tests.operator.world import BACKBONE_SPEC, DRAFTER_SPEC, task_of
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 
 STAGES = ("regenerate", "baseline", "convert", "distil", "evaluate")
 
@@ -81,7 +81,7 @@ def test_both_resources_from_apply_to_ready_to_gone(place, operator, tmp_path):
     assert operator.stop() == 0
 
 
-def test_two_drafters_share_what_they_can(place, operator):
+def test_two_drafters_share_what_they_can(place):
     spec = {key: value for key, value in DRAFTER_SPEC.items() if key not in {"backbone", "serving"}}
     for name in ("one", "two"):
         place.apply("OspreyDrafter", name, {**spec, "distillation": {"learningRate": {"one": 0.1, "two": 0.2}[name]}})
@@ -107,7 +107,7 @@ def test_two_drafters_share_what_they_can(place, operator):
     assert len(shared) == 1
 
 
-def test_a_missing_bucket_is_a_condition_and_recovers_by_itself(place, operator):
+def test_a_missing_bucket_is_a_condition_and_recovers_by_itself(place):
     place.apply("OspreyBackbone", "body", BACKBONE_SPEC)
     for _ in range(2):
         place.fail("body", "resolve", FailureReason.STORAGE_NOT_FOUND, "bucket drafters does not exist: create it")
@@ -120,7 +120,7 @@ def test_a_missing_bucket_is_a_condition_and_recovers_by_itself(place, operator)
     place.until_condition("OspreyBackbone", "body", "Ready", "True")
 
 
-def test_a_failed_stage_is_tried_again(place, operator):
+def test_a_failed_stage_is_tried_again(place):
     place.apply("OspreyBackbone", "body", BACKBONE_SPEC)
     place.succeed("body", "resolve")
     first = place.pod("body", "prune")["metadata"]["uid"]
@@ -172,7 +172,7 @@ def test_a_result_lost_with_its_pod_is_asked_for_again(place, operator):
     place.until(lambda: place.stage("OspreyBackbone", "body", "prune").get("state") == "Succeeded")
 
 
-def test_a_job_deleted_by_hand_comes_back(place, operator):
+def test_a_job_deleted_by_hand_comes_back(place):
     place.apply("OspreyBackbone", "body", BACKBONE_SPEC)
     place.succeed("body", "resolve")
     first = place.pod("body", "prune")["metadata"]["uid"]
@@ -180,7 +180,7 @@ def test_a_job_deleted_by_hand_comes_back(place, operator):
     place.until(lambda: place.pod("body", "prune")["metadata"]["uid"] != first)
 
 
-def test_a_job_over_quota_is_a_condition_and_recovers(place, operator):
+def test_a_job_over_quota_is_a_condition_and_recovers(place):
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
     place.create("ResourceQuota", {**quota, "spec": {"hard": {"count/jobs.batch": "0"}}})
     place.until(lambda: place.get("ResourceQuota", "none").get("status", {}).get("hard"))
@@ -192,7 +192,7 @@ def test_a_job_over_quota_is_a_condition_and_recovers(place, operator):
     place.until_condition("OspreyBackbone", "body", "Resolved", "True")
 
 
-def test_a_bad_pod_template_is_a_condition_and_recovers(place, operator):
+def test_a_bad_pod_template_is_a_condition_and_recovers(place):
     bad = {"template": {"spec": {"containers": [{"name": "stage", "resources": {"limits": {"cpu": "-1"}}}]}}}
     place.apply("OspreyBackbone", "body", {**BACKBONE_SPEC, "job": bad})
     entry = place.until_condition("OspreyBackbone", "body", "Ready", "False", "PodRefused")
@@ -202,7 +202,7 @@ def test_a_bad_pod_template_is_a_condition_and_recovers(place, operator):
     place.until_condition("OspreyBackbone", "body", "Resolved", "True")
 
 
-def test_pods_that_admission_refuses_are_a_condition(place, operator):
+def test_pods_that_admission_refuses_are_a_condition(place):
     place.apply("OspreyBackbone", "body", {**BACKBONE_SPEC, "job": {"template": {"spec": {"hostNetwork": True}}}})
     entry = place.until_condition("OspreyBackbone", "body", "Ready", "False", "PodRefused", seconds=40)
     assert "violates PodSecurity" in entry["message"]
@@ -211,7 +211,7 @@ def test_pods_that_admission_refuses_are_a_condition(place, operator):
     place.until_condition("OspreyBackbone", "body", "Resolved", "True")
 
 
-def test_a_name_that_is_taken_is_a_condition_and_the_object_stays_as_it_is(place, operator):
+def test_a_name_that_is_taken_is_a_condition_and_the_object_stays_as_it_is(place):
     body = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -229,7 +229,7 @@ def test_a_name_that_is_taken_is_a_condition_and_the_object_stays_as_it_is(place
     place.until(lambda: place.condition("OspreyDrafter", "small", "RolledOut")["reason"] != "NameTaken")
 
 
-def test_suspension_deletes_jobs_and_keeps_servers(place, operator):
+def test_suspension_deletes_jobs_and_keeps_servers(place):
     spec = {key: value for key, value in DRAFTER_SPEC.items() if key != "backbone"}
     place.apply("OspreyDrafter", "small", spec)
     place.succeed("small", "resolve")
@@ -242,7 +242,7 @@ def test_suspension_deletes_jobs_and_keeps_servers(place, operator):
     to_ready(place, before=("resolve",))
 
 
-def test_the_retry_annotation_is_heard(place, operator):
+def test_the_retry_annotation_is_heard(place):
     place.apply("OspreyBackbone", "body", BACKBONE_SPEC)
     place.succeed("body", "resolve")
     place.fail("body", "prune", FailureReason.DIVERGED)
@@ -253,7 +253,7 @@ def test_the_retry_annotation_is_heard(place, operator):
     place.until(lambda: place.stage("OspreyBackbone", "body", "prune").get("state") == "Succeeded")
 
 
-def test_a_served_drafter_is_replaced(place, operator):
+def test_a_served_drafter_is_replaced(place):
     spec = {key: value for key, value in DRAFTER_SPEC.items() if key != "backbone"}
     place.apply("OspreyDrafter", "small", spec)
     to_ready(place)
@@ -270,16 +270,23 @@ def test_a_served_drafter_is_replaced(place, operator):
     assert before["uri"] not in wanted
 
 
-def test_it_says_that_it_lives_and_ends_when_asked(place, operator):
-    def health():
+def test_it_says_that_it_lives_and_what_there_is_and_ends_when_asked(place, operator):
+    def ask(port, path):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{operator.port}/healthz", timeout=5) as answer:
-                return json.load(answer)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
+                return answer.read().decode()
         except OSError:
             return None
 
-    report = place.until(health)
+    report = json.loads(place.until(lambda: ask(operator.health_port, "healthz")))
     assert report["longest_pass_seconds"] < 5
+    place.apply("OspreyBackbone", "body", BACKBONE_SPEC)
+    place.succeed("body", "resolve")
+    place.until_condition("OspreyBackbone", "body", "Resolved", "True")
+    series = f'osprey_stage_progress_ratio{{kind="OspreyBackbone",name="body",namespace="{place.namespace}"'
+    assert f'{series},stage="resolve"}} 1.0' in ask(operator.metrics_port, "metrics")
+    place.delete("OspreyBackbone", "body")
+    place.until(lambda: 'name="body"' not in ask(operator.metrics_port, "metrics"))
     began = time.monotonic()
     assert operator.stop() == 0
     assert time.monotonic() - began < 10

@@ -220,6 +220,23 @@ def test_a_result_that_never_fits_ends():
     assert world.stage("distil")["reason"] == "InternalError"
 
 
+@pytest.mark.parametrize("reason", [FailureReason.CORRUPT_ARTIFACT, FailureReason.SOURCE_NOT_FOUND])
+def test_whoever_made_a_damaged_input_makes_it_anew(reason):
+    world = distilling()
+    world.fail("distil", reason)
+    assert world.stages_with_jobs() == set()
+    world.wait(20)
+    assert world.stages_with_jobs() - {"resolve"} == {"regenerate"}
+    assert world.stage("distil")["state"] == "Pending"
+    world.succeed("regenerate")
+    assert world.stages_with_jobs() - {"resolve"} == {"convert"}
+    world.succeed("convert")
+    assert world.stages_with_jobs() - {"resolve"} == {"distil"}
+    assert world.stage("distil")["attempts"] == 2
+    world.succeed("distil")
+    assert world.is_true("Trained")
+
+
 def test_the_pod_that_failed_first_speaks_for_the_job():
     world = distilling(job={"nodes": 2})
     assert {child["kind"] for child in world.children} == {"ConfigMap", "Deployment", "Service"}
@@ -374,6 +391,16 @@ def test_a_job_that_an_injected_sidecar_keeps_alive_is_done():
     world.wait(61)
     assert "distil" not in world.stages_with_jobs()
     assert world.is_true("Trained")
+
+
+def test_a_long_message_is_cut_to_what_a_status_holds():
+    world = distilling()
+    uid = world.job("distil")["metadata"]["uid"]
+    world.observed = replace(world.observed, warnings={uid: "x" * 9000})
+    world.settle()
+    assert len(world.stage("distil")["message"]) == 2000
+    assert len(world.condition("Ready")["message"]) == 2000
+    assert len(world.condition("Progressing")["message"]) <= 140
 
 
 def test_suspension_stops_jobs_and_goes_on():

@@ -8,6 +8,7 @@ from osprey_api.backbone import OspreyBackboneSpec, OspreyBackboneStatus
 from osprey_api.conditions import ConditionReason, ConditionType
 from osprey_api.stages import ArtifactRef, InputRole, StageName
 from osprey_api.status import Resolved
+from osprey_operator.children import owner_uids
 from osprey_operator.plan import stages
 from osprey_operator.plan.common import (
     SUSPENDED,
@@ -42,7 +43,8 @@ def plan_backbone(resource: KubernetesObject, observed: Observed, now: datetime,
             conditions.set(kind, True, ConditionReason.IMPORTED, "")
         conditions.set(ConditionType.PROGRESSING, False, ConditionReason.IMPORTED, "imported")
         imported = ArtifactRef(uri=spec.import_.uri.rstrip("/"), digest=spec.import_.digest)
-        return Plan(status=_status(owner.generation, conditions, (), None, imported))
+        made = tuple(job for job in observed.jobs if owner.uid in owner_uids(job))  # while it still had a source
+        return Plan(delete=made, status=_status(owner.generation, conditions, (), None, imported))
     storage = spec.storage or settings.storage
     if storage is None:
         return refused(resource, status.conditions, NO_STORAGE, now)

@@ -162,16 +162,14 @@ def _run(
         pipeline.keep(*later, why=backbone)
         return Training(resolved, None, evaluated=False, waits=backbone)
     if answers is None:
-        for stage in later:
-            pipeline.wait(stage)
+        pipeline.wait(*later)
         return Training(resolved, None, evaluated=False)
     inputs = {InputRole.ANSWERS: answers}
     if backbone is not None:
         inputs[InputRole.BACKBONE] = backbone
     initial = pipeline.run(stages.convert(spec, resolved), inputs)
     if initial is None:
-        pipeline.wait(StageName.DISTIL)
-        pipeline.wait(StageName.EVALUATE)
+        pipeline.wait(StageName.DISTIL, StageName.EVALUATE)
         return Training(resolved, None, evaluated=False)
     drafter = pipeline.run(stages.distil(spec, resolved), {InputRole.DRAFTER: initial, InputRole.ANSWERS: answers})
     if drafter is None or baseline is None:

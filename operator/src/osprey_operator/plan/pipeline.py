@@ -73,6 +73,19 @@ ACCESS = frozenset(
 SOURCE_FAULTS = frozenset({FailureReason.INVALID_DATA, FailureReason.SOURCE_NOT_FOUND, FailureReason.UNSUPPORTED_MODEL})
 """Somebody will correct the source: it is resolved again, and another content is another fingerprint."""
 
+INPUT_FAULTS = frozenset({FailureReason.CORRUPT_ARTIFACT, FailureReason.SOURCE_NOT_FOUND})
+"""What a stage reads is damaged or gone: whoever made it is asked first, and makes it anew if that is so."""
+
+PRODUCERS: Mapping[StageName, tuple[StageName, ...]] = {
+    StageName.PRETRAIN: (StageName.PRUNE, StageName.TOKENIZE),
+    StageName.CONVERT: (StageName.REGENERATE,),
+    StageName.DISTIL: (StageName.REGENERATE, StageName.CONVERT),
+    StageName.EVALUATE: (StageName.DISTIL, StageName.BASELINE),
+}
+"""The stages of the same resource whose artifacts a stage reads."""
+
+SENTENCE_LIMIT = 2000
+
 LEFTOVER_GRACE = timedelta(seconds=60)
 """A Job whose stage is done but which does not end, since a container of somebody else runs on, is removed then."""
 
@@ -101,6 +114,16 @@ class Pipeline:
     kept_stages: set[StageName] = field(default_factory=set)
     """Stages whose Jobs are left alone, since what they should be is not known for a while."""
 
+    def __post_init__(self) -> None:
+        """Find the stages that made what others could not read and are to be tried again with now."""
+        self._distrustful = {
+            name
+            for name, entry in self.previous.items()
+            if entry.reason in INPUT_FAULTS
+            and entry.next_attempt_time is not None
+            and entry.next_attempt_time <= self.now
+        }
+
     # ------------------------------------------------------------------------------- asked by the plans
 
     def resolve(self, config: ResolveConfig, known: Resolved | None) -> Resolved | None:
@@ -127,9 +150,15 @@ class Pipeline:
         entry = self.statuses[config.stage]
         return entry.artifact if entry.state is StageState.SUCCEEDED else None
 
-    def wait(self, stage: StageName) -> None:
-        """A stage waits for one before it: what it did with other inputs does not count."""
-        self.statuses[stage] = StageStatus(name=stage, state=StageState.PENDING)
+    def wait(self, *stages: StageName) -> None:
+        """Stages wait for one before them: what they did with other inputs does not count."""
+        for stage in stages:
+            entry = StageStatus(name=stage, state=StageState.PENDING)
+            before = self.previous.get(stage)
+            if before is not None and before.state is not StageState.SUCCEEDED:
+                # Its inputs may well be the same in the end, and then its attempts count.
+                entry = entry.model_copy(update={"fingerprint": before.fingerprint, "attempts": before.attempts})
+            self.statuses[stage] = entry
 
     def keep(self, *stages: StageName, why: Trouble | None = None) -> None:
         """What stages should be is not known for a while: leave them as they are."""
@@ -137,7 +166,7 @@ class Pipeline:
             entry = self.previous.get(stage) or StageStatus(name=stage, state=StageState.PENDING)
             self.kept_stages.add(stage)
             if entry.state is StageState.PENDING:
-                reason, message = ("", "") if why is None else (why.reason.value, why.message)
+                reason, message = ("", "") if why is None else (why.reason.value, why.message[:SENTENCE_LIMIT])
                 entry = entry.model_copy(update={"reason": reason, "message": message})
             self.statuses[stage] = entry
 
@@ -188,6 +217,8 @@ class Pipeline:
         before = self.previous.get(task.stage)
         if before is None or before.fingerprint != task.fingerprint or _lies_elsewhere(before, task):
             before = StageStatus(name=task.stage, fingerprint=task.fingerprint, state=StageState.PENDING)
+        if task.stage in self._distrusted and before.state is StageState.SUCCEEDED:
+            before = before.model_copy(update={"next_attempt_time": self.now})
         attempt = _Attempt(self, task, before)
         entry, outcome = attempt.advance()
         self.statuses[task.stage] = entry
@@ -396,7 +427,7 @@ class _Attempt:
             attempts=attempts,
             job=self.name,
             reason=failure.reason.value,
-            message=failure.message[:2000],
+            message=failure.message,
             next_attempt_time=at if again else None,
         )
 
@@ -452,7 +483,13 @@ class _Attempt:
         return self._entry(StageState.PENDING, attempts=attempts, job=job, reason=reason, message=message)
 
     def _entry(
-        self, state: StageState, *, attempts: int | None = None, job: str | None = None, **more: object
+        self,
+        state: StageState,
+        *,
+        attempts: int | None = None,
+        job: str | None = None,
+        message: str = "",
+        **more: object,
     ) -> StageStatus:
         return StageStatus.model_validate(
             {
@@ -461,6 +498,7 @@ class _Attempt:
                 "state": state,
                 "attempts": self.before.attempts if attempts is None else attempts,
                 "job": self.before.job if job is None else job,
+                "message": message[:SENTENCE_LIMIT],
                 **more,
             }
         )

@@ -3,8 +3,8 @@
 from osprey_api.drafter import AcceptanceStatus, DomainAcceptanceStatus, ThroughputStatus
 from osprey_api.stages import EvaluateResult, Outcome
 
-POSITIONS_SHOWN = 16
-"""With 8 domains of 5 figures and 8 other ones, this many positions keep within the 64 that a status entry holds."""
+POSITIONS_SHOWN = 15
+"""With 8 domains of 5 figures and 9 other ones, this many positions keep within the 64 that a status entry holds."""
 DOMAIN_FIGURES = (
     "requests",
     "acceptance_length",
