@@ -96,14 +96,14 @@ class Place:
         found = self.get(kind, name).get("status", {}).get("conditions", [])
         return next((entry for entry in found if entry["type"] == condition), None)
 
-    def until_condition(self, kind, name, condition, status, reason=None, seconds=60.0):
+    def until_condition(self, kind, name, condition, status, reason=None):
         def met():
             entry = self.condition(kind, name, condition)
             good = entry is not None and entry["status"] == status and reason in {None, entry["reason"]}
             return entry if good else None
 
         try:
-            return self.until(met, seconds)
+            return self.until(met)
         except AssertionError:
             status = json.dumps(self.get(kind, name).get("status"), indent=1)
             raise AssertionError(f"{name} has no {condition}={status} {reason or ''}: {status}") from None

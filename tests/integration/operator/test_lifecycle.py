@@ -204,7 +204,7 @@ def test_a_bad_pod_template_is_a_condition_and_recovers(place):
 
 def test_pods_that_admission_refuses_are_a_condition(place):
     place.apply("OspreyBackbone", "body", {**BACKBONE_SPEC, "job": {"template": {"spec": {"hostNetwork": True}}}})
-    entry = place.until_condition("OspreyBackbone", "body", "Ready", "False", "PodRefused", seconds=40)
+    entry = place.until_condition("OspreyBackbone", "body", "Ready", "False", "PodRefused")
     assert "violates PodSecurity" in entry["message"]
     place.apply("OspreyBackbone", "body", BACKBONE_SPEC)
     place.succeed("body", "resolve")

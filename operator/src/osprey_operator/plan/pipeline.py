@@ -116,13 +116,11 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         """Find the stages that made what others could not read and are to be tried again with now."""
-        self._distrustful = {
-            name
-            for name, entry in self.previous.items()
-            if entry.reason in INPUT_FAULTS
-            and entry.next_attempt_time is not None
-            and entry.next_attempt_time <= self.now
-        }
+        self._distrusted: set[StageName] = set()
+        for name, entry in self.previous.items():
+            at = entry.next_attempt_time
+            if entry.reason in INPUT_FAULTS and at is not None and at <= self.now:
+                self._distrusted.update(PRODUCERS.get(name, ()))
 
     # ------------------------------------------------------------------------------- asked by the plans
 
