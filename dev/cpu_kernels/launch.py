@@ -106,7 +106,7 @@ def sglang_server(
     extra_args: Sequence[str] = (),
     admin_key: str | None = None,
     threads: int = 1,
-    timeout_s: float = 180,
+    timeout_s: float = 240,
     python: str = sys.executable,
 ) -> Iterator[Server]:
     """A healthy server on a free port of this machine; its whole process group is gone afterwards.

@@ -175,7 +175,7 @@ def test_eagle3_is_sglangs_own_and_a_swap_leaves_the_targets_embedding_alone(tin
     with sglang_server(tiny.folder, drafter.folder, extra_args=tree) as server:
         answers = generate(server, tiny.prompts)
         assert [ids for ids, _ in answers] == greedy
-        assert sum(steps for _, steps in answers) < len(greedy) * (NEW - 1)  # some drafts are right
+        assert sum(steps for _, steps in answers) < 0.9 * len(greedy) * (NEW - 1)  # some drafts are right
         answer = post(server, "/update_weights_from_disk", {"model_path": f"draft:{folder}"})
         assert answer.status_code == 200, answer.text
         assert [ids for ids, _ in generate(server, tiny.prompts)] == greedy
