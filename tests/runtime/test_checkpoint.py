@@ -97,6 +97,15 @@ def test_damage_that_only_the_digest_shows(checkpoints, save, store, tmp_path):
     assert checkpoints.latest().step == 100
 
 
+def test_file_that_is_deleted_while_it_is_restored(checkpoints, save, store, tmp_path):
+    save(checkpoints, 100)
+    found = checkpoints.latest()
+    store.delete([f"{ROOT}/{found.name}/deep/rng"])
+    with pytest.raises(StageError, match=r"deep/rng.*is damaged") as caught:
+        checkpoints.restore(found, tmp_path / "restored")
+    assert caught.value.reason is FailureReason.CORRUPT_ARTIFACT
+
+
 def test_what_killed_attempts_left_goes_once_it_is_of_no_use(checkpoints, save, store):
     store.write(f"{ROOT}/step-00000100-killed/rank-0.pt", b"half")
     store.write(f"{ROOT}/step-00000300-killed/rank-0.pt", b"half")

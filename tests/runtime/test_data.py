@@ -153,7 +153,7 @@ def test_folder_is_pinned_by_paths_and_bytes(source):
 
 def test_nothing_there(source):
     uri, storage = source("x.jsonl", b"{}")
-    for missing in (uri + "x", uri.replace("x.jsonl", "folder/")):
+    for missing in (uri + "x", uri.replace("x.jsonl", "folder/"), uri + "/below-a-file"):
         for read in (lambda uri: pin(uri, storage), lambda uri: list(rows(Pinned(uri=uri), storage))):
             with pytest.raises(StageError) as caught:
                 read(missing)
@@ -165,6 +165,15 @@ def test_folder_has_no_rows(source):
     uri, storage = source("folder/x.jsonl", b"{}")
     with pytest.raises(StageError, match=r"name one JSON Lines file, such as .*/folder/x\.jsonl"):
         list(rows(Pinned(uri=uri.removesuffix("/x.jsonl")), storage))
+
+
+def test_root_of_a_claim_with_its_file_systems_own_folder(tmp_path, monkeypatch, local_location):
+    monkeypatch.setenv("OSPREY_CLAIMS_ROOT", str(tmp_path))
+    (tmp_path / "data" / "lost+found").mkdir(parents=True)
+    (tmp_path / "data" / "a").write_bytes(b"1")
+    before = content_digest("pvc://data", local_location)
+    (tmp_path / "data" / "lost+found" / "b").write_bytes(b"2")
+    assert content_digest("pvc://data", local_location) == before
 
 
 def test_claim_that_is_not_mounted(local_location):

@@ -270,6 +270,7 @@ def test_ranks_together_make_one_artifact(start, make_parallel_task, store):
         ("bug", ExitCode.BUG, FailureReason.INTERNAL_ERROR, "ValueError: no such thing"),
         ("kill", ExitCode.WRONG_INPUT, FailureReason.OUT_OF_MEMORY, "was killed"),
         ("exit", ExitCode.BUG, FailureReason.INTERNAL_ERROR, "ended with 3"),
+        ("abort", ExitCode.PEER_LOST, FailureReason.PEER_LOST, "aborted"),
     ],
 )
 def test_rank_that_fails_is_told(  # noqa: PLR0917 - cases
@@ -293,6 +294,11 @@ def test_sigterm_reaches_every_rank(start, make_parallel_task):
     until(lambda: len(list((pod.folder / "scratch").glob("waiting-*"))) == 2)
     pod.process.send_signal(signal.SIGTERM)
     code, outcome = pod.end()
+    assert (code, outcome.failure) == (ExitCode.STOPPED, FailureReason.STOPPED)
+
+
+def test_rank_that_is_stopped_alone_stops_the_others(start, make_parallel_task):
+    code, outcome = start(make_parallel_task(), "ranks:terminate@1").end()
     assert (code, outcome.failure) == (ExitCode.STOPPED, FailureReason.STOPPED)
 
 

@@ -93,7 +93,11 @@ class Checkpoints:
             shutil.rmtree(folder)
         for file in checkpoint.files:
             key = join(self._root, checkpoint.name, file.path)
-            if self._store.download(key, folder / file.path) != Content(file.size, file.sha256):
+            try:
+                is_right = self._store.download(key, folder / file.path) == Content(file.size, file.sha256)
+            except FileNotFoundError:
+                is_right = False
+            if not is_right:
                 self._delete([checkpoint.name])
                 raise StageError(
                     FailureReason.CORRUPT_ARTIFACT,

@@ -108,7 +108,9 @@ def run(
             if process.poll() is not None:
                 del running[rank]
                 outcomes[rank] = _outcome(rank, process.returncode, scratch)
-        failed = any(outcome.failure not in {None, FailureReason.STOPPED} for outcome in outcomes.values())
+        # One that stops when nobody was told to leaves the others in a collective, as one that fails does.
+        tolerated = {None, FailureReason.STOPPED} if stopping else {None}
+        failed = any(outcome.failure not in tolerated for outcome in outcomes.values())
         if stop.is_set() and not stopping:
             stopping = True
             deadline = min(deadline, time.monotonic() + max(grace_period_s - _RESERVE_S, grace_period_s / 2))
@@ -145,6 +147,13 @@ def _outcome(rank: int, code: int, scratch: Path) -> Outcome:
         return Outcome.model_validate_json(path.read_text())
     except (FileNotFoundError, ValidationError):
         pass
+    if code == -signal.SIGTERM:  # before the rank could listen to it
+        return _stopped()
+    if code == -signal.SIGABRT:
+        return Outcome(
+            failure=FailureReason.PEER_LOST,
+            message=f"rank {rank} aborted, as NCCL does when another process is gone; see the pod's log",
+        )
     if code == -signal.SIGKILL:
         return Outcome(
             failure=FailureReason.OUT_OF_MEMORY,

@@ -97,6 +97,11 @@ def fail(how: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             os._exit(3)
+        case "abort":
+            os.abort()
+        case "terminate":
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 STAGES = {

@@ -45,7 +45,9 @@ class LocalStore(Store):
     def list(self, prefix: str) -> Iterator[Entry]:
         """Yield all keys below a folder."""
         with self._errors():
-            for folder, _, names in os.walk(self._path(prefix), onerror=_raise, followlinks=True):
+            for folder, folders, names in os.walk(self._path(prefix), onerror=_raise, followlinks=True):
+                if "lost+found" in folders:
+                    folders.remove("lost+found")  # of the file system, at the root of a claim, and closed to us
                 for name in names:
                     path = Path(folder, name)
                     if not name.startswith(_UNFINISHED):
@@ -57,15 +59,10 @@ class LocalStore(Store):
             return self._path(key).is_file()
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys, and folders that become empty."""
+        """Delete keys. Their folders stay: another process may be about to write there."""
         with self._errors():
             for key in keys:
-                path = self._path(key)
-                path.unlink(missing_ok=True)
-                for folder in path.parents:
-                    if folder == self.root or not folder.is_dir() or any(folder.iterdir()):
-                        break
-                    folder.rmdir()
+                self._path(key).unlink(missing_ok=True)
 
     def probe(self) -> None:
         """Check that the folder can be written."""
@@ -118,5 +115,5 @@ class LocalStore(Store):
 
 
 def _raise(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # a folder that isn't there has no keys
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):  # a folder that isn't there has no keys
         raise error
