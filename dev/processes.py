@@ -49,7 +49,11 @@ def start(group: str, name: str, command: Sequence[str | Path], log: Path, env: 
 
 
 def running(group: str) -> dict[int, str]:
-    """Return the living processes of a group: process id -> the name that it, or its ancestor, was started with."""
+    """Return the living processes of a group and of those inside it, whose names go on with a slash.
+
+    Returns:
+        Process id -> the name that it, or its ancestor, was started with.
+    """
     mark = f"{GROUP}={group}".encode()
     found = {}
     for entry in Path("/proc").iterdir():
@@ -59,7 +63,7 @@ def running(group: str) -> dict[int, str]:
             variables = (entry / "environ").read_bytes().split(b"\0")  # empty for a zombie
         except (PermissionError, FileNotFoundError, ProcessLookupError):
             continue  # not ours, or gone meanwhile
-        if mark in variables:
+        if any(item == mark or item.startswith(mark + b"/") for item in variables):
             names = (item.decode() for item in variables if item.startswith(f"{NAME}=".encode()))
             found[int(entry.name)] = next(names, "").removeprefix(f"{NAME}=")
     return found

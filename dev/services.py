@@ -1,7 +1,8 @@
 """Real servers beside the cluster: SeaweedFS, which speaks S3, and Prometheus.
 
 Both are context managers and may also be used one call at a time, by a command that starts them and another
-that stops them: ``stop`` finds what runs by the state folder alone.
+that stops them: ``stop`` finds what runs by the state folder alone. One whose state folder is inside that of a
+cluster also goes down with the cluster.
 """
 
 import json

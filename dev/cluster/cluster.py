@@ -110,7 +110,10 @@ class Cluster:
             raise
 
     def down(self) -> None:
-        """Stop everything of it and remove what it made; again, or after any crash, is fine."""
+        """Stop everything of it and remove what it made; again, or after any crash, is fine.
+
+        Servers beside it go too, if their state folders are inside its own.
+        """
         processes.stop(str(self.state), grace_s=0)
         Sandbox(self.state).destroy()
         if self.state.exists():

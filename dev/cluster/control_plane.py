@@ -66,7 +66,7 @@ class ControlPlane:
         )
         api = Api(server, self.authority, ADMIN)
         pid = self._start("kube-apiserver", binaries.path("kube-apiserver"), self._api_server_flags(etcd, port))
-        processes.wait("the API server", api.is_ready, 60, self.log("kube-apiserver"), pid)
+        processes.wait("the API server", api.is_ready, 120, self.log("kube-apiserver"), pid)
         pki = self.authority.folder
         self._start(
             "kube-controller-manager",
@@ -94,7 +94,7 @@ class ControlPlane:
         )
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         controllers = self.log("kube-controller-manager")
-        processes.wait("the controller manager", lambda: api.exists(account), 30, controllers)
+        processes.wait("the controller manager", lambda: api.exists(account), 60, controllers)
         return api
 
     def log(self, name: str) -> Path:

@@ -49,8 +49,8 @@ class Node:
         dns = self._start_dns(api)
         for archive in (image.pause_image(binaries.path("pause")), image.dev_image()):
             load_image(self.sandbox, archive)
-        processes.wait("the node", lambda: _takes_pods(api), 60, self._log("kubelet"))
-        processes.wait("DNS", lambda: answers_dns(self.network.dns), 30, self._log("coredns"), dns)
+        processes.wait("the node", lambda: _takes_pods(api), 120, self._log("kubelet"))
+        processes.wait("DNS", lambda: answers_dns(self.network.dns), 60, self._log("coredns"), dns)
 
     def _log(self, name: str) -> Path:
         return self.state / f"{name}.log"

@@ -31,6 +31,14 @@ def test_a_group_whose_name_begins_alike_is_another_one(group, tmp_path):
     assert len(processes.running(group)) == 1
 
 
+def test_a_group_inside_another_goes_with_it(group, tmp_path):
+    processes.start(f"{group}/inner", "sleeper", ["sleep", "100"], tmp_path / "log")
+
+    processes.stop(group)
+
+    assert processes.running(f"{group}/inner") == {}
+
+
 def test_stop_ends_children_and_what_ignores_termination(group, tmp_path):
     log = tmp_path / "log"
     processes.start(group, "stubborn", ["sh", "-c", IGNORES_TERMINATION], log)
