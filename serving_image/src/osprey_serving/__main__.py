@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     """Run a command and return the exit code."""
     env = os.environ  # noqa: TID251 - this is the entry point
     arguments = _parser().parse_args(argv)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request would drown the rest
     if arguments.command == "fetch":
         return _fetch(arguments, env)
     if arguments.command == "sync":
@@ -92,7 +93,6 @@ def _fetch(arguments: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 def _sync(arguments: argparse.Namespace, env: Mapping[str, str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each question would drown the rest
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,7 +117,7 @@ class FinishedAnswers:
     """Answers on the disk in the order in which they came, in files that a checkpoint takes as they are."""
 
     def __init__(self, folder: Path, checkpoints: Checkpoints, save_every: int) -> None:
-        """Restore the newest checkpoint, if there is one, into `folder`."""
+        """Restore the newest checkpoint, if there is one, into `folder`, which is made anew."""
         self.finished: set[int] = set()
         """Numbers of the prompts that are answered."""
         self._folder = folder
@@ -125,7 +126,8 @@ class FinishedAnswers:
         self._save_every = save_every
         self._unsaved = 0
         self._open.unlink(missing_ok=True)
-        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         if newest := checkpoints.latest():
             checkpoints.restore(newest, folder)
             self.finished = {index for index, _, _ in self._places()}

@@ -15,8 +15,12 @@ import cpu_kernels_launch as launch  # the module that tests/serving/conftest.py
 import pytest
 
 from osprey_api.conditions import EXIT_CODE_OF
+from osprey_api.fingerprint import sha256
 from osprey_api.stages import (
+    ArtifactRef,
     BaselineConfig,
+    ConvertConfig,
+    ConvertResult,
     Engine,
     EvaluateConfig,
     HeldOut,
@@ -29,6 +33,9 @@ from osprey_api.stages import (
     StorageLocation,
     stage_fingerprint,
 )
+from osprey_runtime import manifest
+from osprey_runtime.runner import prefix_of
+from osprey_runtime.store import open_store
 from osprey_serving.__main__ import main
 
 _MODELS = Path(__file__).parents[1] / "plugin" / "conftest.py"
@@ -80,7 +87,10 @@ class Sidecar:
                 start_new_session=True,
             )
         if wait:
-            launch._wait_until_healthy(launch.Server(self.url, self._process, self._log), 180)
+            self.wait()
+
+    def wait(self):
+        launch._wait_until_healthy(launch.Server(self.url, self._process, self._log), 240)
 
     def kill(self):
         """End it at once, with its children."""
@@ -95,11 +105,12 @@ def world(tiny, tmp_path_factory):
     """What all pods see: claims with the target and with prompts, and the storage."""
     root = tmp_path_factory.mktemp("world")
     claims = root / "claims"
-    shutil.copytree(tiny.folder, claims / "models" / "target")
-    (claims / "models" / "target" / "chat_template.jinja").write_text(TEMPLATE)
+    target = claims / "models" / "target"
+    shutil.copytree(tiny.folder, target)
+    (target / "chat_template.jinja").write_text(TEMPLATE)
     (claims / "data").mkdir()
     prompts = {
-        "math": [f"what is {i} and {i + 7}" for i in range(40)],
+        "math": [f"what is {i} and {i + 7}" for i in range(24)],
         "code": [f"write function {i}" for i in range(12)],
         "talk": ["hello there", TOO_LONG, "how do you do"],
     }
@@ -120,7 +131,11 @@ def world(tiny, tmp_path_factory):
     return SimpleNamespace(
         root=root,
         claims=claims,
-        target=claims / "models" / "target",
+        target=target,
+        model=tiny.model,
+        drafter=tiny.drafters["osprey"].folder,
+        worse=tiny.drafters["worse"].folder,
+        other_kind=tiny.drafters["eagle3"].folder,
         prompts=prompts,
         sources=sources,
         storage=StorageLocation(uri=f"file://{root}/storage"),
@@ -128,21 +143,56 @@ def world(tiny, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def plain(world):
-    """A server of the target alone."""
-    server = Sidecar(world.target, None, world.root / "plain.log")
-    server.start()
-    yield server
-    server.kill()
+def servers(world):
+    """A server of the target alone, and one with a drafter; they start at the same time."""
+    plain = Sidecar(world.target, None, world.root / "plain.log")
+    drafting = Sidecar(world.target, world.drafter, world.root / "drafting.log")
+    try:
+        plain.start(wait=False)
+        drafting.start()
+        plain.wait()
+        yield plain, drafting
+    finally:
+        plain.kill()
+        drafting.kill()
 
 
 @pytest.fixture(scope="session")
-def drafting(world, tiny):
-    """A server of the target with a drafter."""
-    server = Sidecar(world.target, tiny.drafters["osprey"].folder, world.root / "drafting.log")
-    server.start()
-    yield server
-    server.kill()
+def plain(servers):
+    """The server of the target alone."""
+    return servers[0]
+
+
+@pytest.fixture(scope="session")
+def drafting(servers):
+    """The server with a drafter."""
+    return servers[1]
+
+
+@pytest.fixture
+def admin_key():
+    """The servers' admin key."""
+    return ADMIN_KEY
+
+
+@pytest.fixture
+def drafter_artifact(tmp_path):
+    """Publish files as a finished drafter and return where it is."""
+
+    def publish(storage, files):
+        folder = tmp_path / f"made-{sha256(sorted(map(str, files.items())))[:8]}"
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        config = ConvertConfig(target=Pinned(uri="pvc://models/target"), draft_vocab_size=None, seed=0)
+        task = StageTask(
+            fingerprint=folder.name, namespace="team", resource="ospreydrafter/tiny", storage=storage, config=config
+        )
+        result = ConvertResult(parameters=1, rows_copied=1, rows_composed=0, rows_left=0, coverage=1)
+        made = manifest.publish(open_store(storage), prefix_of(task), "a", folder, task=task, result=result)
+        return ArtifactRef(uri=task.prefix, digest=made.digest)
+
+    return publish
 
 
 @pytest.fixture
