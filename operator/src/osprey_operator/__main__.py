@@ -89,7 +89,7 @@ async def _watch(settings: Settings, cache: Cache, queue: WorkQueue) -> None:
     register_login(registry)
     handlers.register(registry, cache, queue)
     configuration = kopf.OperatorSettings()
-    handlers.configure(configuration, settings)
+    handlers.configure(configuration)
     await kopf.operator(
         registry=registry,
         settings=configuration,

@@ -16,7 +16,7 @@ from osprey_operator.cache import Cache
 from osprey_operator.children import annotation, label, owner_uids, uid_of
 from osprey_operator.manifests.metadata import LABEL_OWNER_UID
 from osprey_operator.queue import Key, WorkQueue
-from osprey_operator.state import KubernetesObject, Settings
+from osprey_operator.state import KubernetesObject
 
 KINDS = {backbone.KIND: backbone.PLURAL, drafter.KIND: drafter.PLURAL}
 CHILDREN = {
@@ -93,14 +93,12 @@ def register(registry: kopf.OperatorRegistry, cache: Cache, queue: WorkQueue) ->
         _listen(registry, resource, keep, on_child)
 
 
-def configure(settings: kopf.OperatorSettings, own: Settings) -> None:
+def configure(settings: kopf.OperatorSettings) -> None:
     """Set Kopf up: our children only, no events and no state of its own, nothing written to any object."""
     for resource in CHILDREN.values():
         settings.watching.label_selectors[resource] = LABEL_KIND
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.networking.request_timeout = 60
-    settings.execution.max_workers = own.workers
 
 
 def _listen(

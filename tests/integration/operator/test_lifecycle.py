@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from osprey_api.conditions import FailureReason
-from osprey_api.naming import LABEL_STAGE
+from osprey_api.naming import LABEL_STAGE, LABEL_VALUE_LIMIT, shortened
 from tests.operator.world import BACKBONE_SPEC, DRAFTER_SPEC, task_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
@@ -268,6 +268,34 @@ def test_a_served_drafter_is_replaced(place):
     place.until(lambda: len(place.list("ConfigMap", **{"osprey.dev/name": "small"})) == 1)
     wanted = json.dumps(place.list("ConfigMap", **{"osprey.dev/name": "small"})[0]["data"])
     assert before["uri"] not in wanted
+
+
+@pytest.mark.parametrize("name", ["seven.b", "7b", "a" * 63, "a." * 99 + "a"])
+def test_names_of_any_length_work(place, name):
+    spec = {key: value for key, value in DRAFTER_SPEC.items() if key != "backbone"}
+    place.apply("OspreyDrafter", name, {**spec, "job": {"nodes": 2}})
+    label = shortened(name, LABEL_VALUE_LIMIT)
+    for stage in ("resolve", "regenerate", "convert"):
+        place.succeed(label, stage)
+    place.until(lambda: len(place.list("Pod", **{LABEL_STAGE: "distil"})) == 2)
+    servers = {"app.kubernetes.io/component": "server"}
+    place.keep_serving(label, lambda: len(place.list("Pod", **servers)) == 2)
+    place.until(lambda: place.condition("OspreyDrafter", name, "Available")["status"] == "True")
+
+
+def test_many_resources_some_deleted_while_the_operator_starts(place, operator):
+    imported = {"import": {"uri": "s3://shared/backbone", "digest": f"sha256:{'0' * 64}"}}
+    operator.kill()
+    for index in range(30):
+        place.apply("OspreyBackbone", f"b{index}", imported)
+    operator.start()
+    for index in range(0, 30, 6):
+        place.delete("OspreyBackbone", f"b{index}")
+    place.until(lambda: all("status" in each for each in place.list("OspreyBackbone")))
+    left = place.list("OspreyBackbone")
+    assert len(left) == 25
+    for each in left:
+        place.until_condition("OspreyBackbone", each["metadata"]["name"], "Ready", "True", "Imported")
 
 
 def test_it_says_that_it_lives_and_what_there_is_and_ends_when_asked(place, operator):

@@ -230,6 +230,34 @@ def test_the_history_of_revisions_is_bounded():
     assert states == ["Rejected", "Serving"]
 
 
+def test_servers_stay_as_they_are_while_the_target_is_resolved_anew():
+    world = ready_drafter()
+    since = world.condition("RolledOut")["lastTransitionTime"]
+    world.now = world.now.replace(hour=5)
+    world.retry("1")
+    world.settle()
+    assert world.stages_with_jobs() == {"resolve"}
+    assert world.is_true("Available")
+    assert world.is_true("RolledOut")
+    assert not world.is_true("Ready")
+    assert world.resource["status"]["endpoint"]
+    world.succeed("resolve")
+    assert world.is_true("Ready")
+    assert world.condition("RolledOut")["lastTransitionTime"] == since
+    assert world.stages_with_jobs() == set()
+
+
+def test_servers_over_quota_are_a_condition():
+    world = drafter()
+    world.settle()
+    world.succeed("resolve")
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
+    world.child("Deployment")["status"] = {"conditions": [failure]}
+    world.settle()
+    assert world.condition("Available")["reason"] == "PodRefused"
+    assert "exceeded quota: gpus" in world.condition("Available")["message"]
+
+
 def test_servers_that_do_not_start_are_told_apart_from_training():
     world = drafter()
     world.settle()

@@ -89,10 +89,8 @@ def plan_drafter(resource: KubernetesObject, observed: Observed, now: datetime, 
     revisions = _with_verdict(spec, status, training, pipeline.statuses[StageName.EVALUATE], verdict)
 
     wanted = gate.accepted(revisions) if spec.serving is not None else None
-    rollout = _serve(
-        owner=owner, spec=spec, resolved=resolved, wanted=wanted, pipeline=pipeline, endpoint=status.endpoint
-    )
-    if wanted is not None and rollout.complete:
+    rollout = _serve(owner=owner, spec=spec, resolved=resolved, wanted=wanted, pipeline=pipeline, status=status)
+    if wanted is not None and resolved is not None and rollout.complete:
         revisions = gate.with_rollout(revisions, wanted.artifact)
     _set_serving(conditions, spec, wanted, rollout)
     live = _live(spec, observed.traffic)
@@ -266,13 +264,15 @@ def _serve(
     resolved: Resolved | None,
     wanted: Revision | None,
     pipeline: Pipeline,
-    endpoint: str,
+    status: OspreyDrafterStatus,
 ) -> Rollout:
     """Serve the target with the wanted drafter; without one until the first is ready."""
     if spec.serving is None:
         return withdraw(pipeline.observed)
     if resolved is None:
-        return left_alone(pipeline.observed, endpoint)
+        before = next((entry for entry in status.conditions if entry.type == ConditionType.ROLLED_OUT), None)
+        rolled_out = before is not None and before.status == "True"
+        return left_alone(pipeline.observed, status.endpoint, rolled_out=rolled_out)
     return roll_out(
         owner,
         server_objects(

@@ -91,6 +91,11 @@ def trouble_of(
 ) -> Trouble | None:
     """Say why an unfinished Job, or a Deployment, does not get going; None: it does, or it just began."""
     spec = owner.get("spec", {})
+    replicas = condition(owner, "ReplicaFailure")
+    if replicas is not None:
+        return Trouble(
+            FailureReason.POD_REFUSED, f"the API server takes no pod of {name_of(owner)}: {replicas.get('message', '')}"
+        )
     if spec.get("suspend"):
         return Trouble(ConditionReason.WAITING_FOR_CAPACITY, "waits until its queue admits it")
     for pod in pods:

@@ -115,7 +115,7 @@ class Pipeline:
     """Stages whose Jobs are left alone, since what they should be is not known for a while."""
 
     def __post_init__(self) -> None:
-        """Find the stages that made what others could not read and are to be tried again with now."""
+        """Find the stages that made what another one could not read, where that one is to be tried again now."""
         self._distrusted: set[StageName] = set()
         for name, entry in self.previous.items():
             at = entry.next_attempt_time

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from osprey_api.conditions import ConditionReason, FailureReason
+from osprey_api.conditions import FailureReason
 from osprey_api.fingerprint import sha256
 from osprey_api.naming import LABEL_STAGE, SERVER_PORT
 from osprey_operator.children import annotation, is_deleting, label, name_of
@@ -81,14 +81,14 @@ def withdraw(observed: Observed) -> Rollout:
     return Rollout(delete=tuple(child for child in _servers(observed) if not is_deleting(child)))
 
 
-def left_alone(observed: Observed, endpoint: str) -> Rollout:
+def left_alone(observed: Observed, endpoint: str, *, rolled_out: bool) -> Rollout:
     """Tell how the servers are that nothing can be said about for a while, since the target is not resolved."""
     deployment = next((child for child in observed.children if child["kind"] == "Deployment"), None)
     if deployment is None:
         return Rollout()
     return Rollout(
         available=deployment.get("status", {}).get("availableReplicas", 0) >= 1,
-        trouble=Trouble(ConditionReason.RESOLVING, "the servers stay as they are until the target is resolved"),
+        complete=rolled_out and _is_complete(deployment),
         endpoint=endpoint,
     )
 
