@@ -5,6 +5,7 @@ in these namespaces, and the kernel takes all of it back when their first proces
 link's near end and the cgroup, and both are named after the state folder, so they can be found after any crash.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import ipaddress
@@ -127,15 +128,15 @@ class Sandbox:
         """Remove the link and the cgroup, if they are there; the processes have ended before.
 
         Raises:
-            RuntimeError: a process keeps the cgroup.
+            RuntimeError: one of them stays, for example because a process keeps the cgroup.
         """
-        if Path("/sys/class/net", self.identity).exists():
-            _run("ip", "link", "delete", self.identity)
-        end = time.monotonic() + 10
-        while not self._remove_cgroup():
+        end = time.monotonic() + 30
+        while left := self.leftovers():
             if time.monotonic() > end:
-                raise RuntimeError(f"cgroup {self.identity} is still in use")
-            time.sleep(0.05)
+                raise RuntimeError(f"still in use: {', '.join(left)}")
+            self._remove_link()
+            self._remove_cgroup()
+            time.sleep(0.02)
 
     def leftovers(self) -> list[str]:
         """Name what of it is on the machine now."""
@@ -197,16 +198,17 @@ class Sandbox:
             if (cpus / name).exists():
                 (cpus / name).write_text((cpus.parent / name).read_text())
 
-    def _remove_cgroup(self) -> bool:
-        gone = True
+    def _remove_link(self) -> None:
+        if Path("/sys/class/net", self.identity).exists():
+            # Unchecked: the kernel removes it, too, some time after the namespaces' end.
+            subprocess.run(["ip", "link", "delete", self.identity], check=False, capture_output=True)
+
+    def _remove_cgroup(self) -> None:
         for group in self._cgroups():
             inner = sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True)
-            for path in (*inner, *([group] if group.exists() else [])):
-                try:
+            for path in (*inner, group):
+                with contextlib.suppress(OSError):  # not there, or busy for a moment after its last process's end
                     path.rmdir()
-                except OSError:  # busy for a moment after its last process has ended
-                    gone = False
-        return gone
 
 
 def _used_networks() -> list[ipaddress.IPv4Network]:
