@@ -17,6 +17,8 @@ from osprey_api.fingerprint import fingerprint
 TASK_VARIABLE = "OSPREY_TASK"
 ATTEMPT_VARIABLE = "OSPREY_ATTEMPT"
 """UID of the Job: files of an attempt lie under it until the manifest names them."""
+GRACE_PERIOD_VARIABLE = "OSPREY_GRACE_PERIOD_SECONDS"
+"""Seconds from SIGTERM to SIGKILL: within them a stage saves its checkpoint and says how it ended."""
 SERVER_URL_VARIABLE = "OSPREY_SERVER_URL"
 """Base URL of the SGLang server of the pod, for the stages that are its clients."""
 TERMINATION_MESSAGE_LIMIT = 4096

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osprey_api.naming import CLAIM_MOUNT_ROOT, METRICS_PORT, RENDEZVOUS_PORT, SCRATCH_PATH
-from osprey_api.stages import ATTEMPT_VARIABLE, TASK_VARIABLE
+from osprey_api.stages import ATTEMPT_VARIABLE, GRACE_PERIOD_VARIABLE, TASK_VARIABLE
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """Kubernetes puts a file there for every container; elsewhere there is none."""
@@ -69,7 +69,7 @@ class Settings:
             scratch=Path(env.get("OSPREY_SCRATCH", SCRATCH_PATH)),
             termination_log=Path(env.get("OSPREY_TERMINATION_LOG", TERMINATION_LOG)),
             metrics_port=int(env.get("OSPREY_METRICS_PORT", METRICS_PORT)),
-            grace_period_s=float(env.get("OSPREY_GRACE_PERIOD_SECONDS", "300")),
+            grace_period_s=float(env.get(GRACE_PERIOD_VARIABLE, "300")),
             node=int(env.get("JOB_COMPLETION_INDEX", "0")),
             rendezvous=rendezvous,
             rendezvous_port=int(env.get("OSPREY_RENDEZVOUS_PORT", RENDEZVOUS_PORT if rendezvous else 0)),

@@ -23,6 +23,7 @@ from osprey_api.naming import (
 from osprey_api.serving import WANTED_VARIABLE, ServerFiles
 from osprey_api.stages import (
     ATTEMPT_VARIABLE,
+    GRACE_PERIOD_VARIABLE,
     SERVER_URL_VARIABLE,
     TASK_VARIABLE,
     BaselineConfig,
@@ -169,6 +170,7 @@ def _pod_template(
                 "name": ATTEMPT_VARIABLE,
                 "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{JOB_UID_LABEL}']"}},
             },
+            variable(GRACE_PERIOD_VARIABLE, str(spec.job.grace_period_seconds)),
             *([] if subdomain is None else [variable(RENDEZVOUS_VARIABLE, rendezvous)]),
             *env,
             *hub_token(spec.hub_credentials_secret),
