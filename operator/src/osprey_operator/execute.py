@@ -76,7 +76,7 @@ class Executor:
             finally:
                 self._starting.discard(mark)
         if plan.admin_secret is not None:
-            await self._create(admin_secret(owner, secrets.token_urlsafe(32)), owner)
+            refused += await self._create(admin_secret(owner, secrets.token_urlsafe(32)), owner)
         for child in plan.apply:
             refused += await self._apply(child, owner)
         return Done(tuple(refused), overtaken=overtaken)

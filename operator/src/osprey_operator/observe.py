@@ -24,6 +24,7 @@ from osprey_operator.children import (
 from osprey_operator.live import DEFAULT_WINDOW_SECONDS, LiveMonitor
 from osprey_operator.manifests.metadata import LABEL_OWNER_UID
 from osprey_operator.manifests.stage_job import JOB_NAME_LABEL
+from osprey_operator.plan.failures import success_of
 from osprey_operator.state import KubernetesObject, Observed, Refusal, Traffic
 
 CHILDREN = ("Deployment", "Service", "ConfigMap")
@@ -110,9 +111,12 @@ class Observer:
         for job in self._cache.of("Job", namespace):
             if not job_finished(job):
                 continue
-            mine = uid in owner_uids(job)
-            if (mine and name_of(job) not in settled) or (not mine and _just_completed(job, now)):
-                known = pods_of(job, self._cache.of("Pod", namespace))
+            known = pods_of(job, self._cache.of("Pod", namespace))
+            if uid in owner_uids(job):
+                wanted = name_of(job) not in settled
+            else:
+                wanted = success_of(known) is None and _just_completed(job, now)
+            if wanted:
                 found = await self._api.list("Pod", namespace, labels=f"{JOB_NAME_LABEL}={name_of(job)}")
                 self._cache.reconcile(known, found)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from osprey_operator.cache import Cache
-from osprey_operator.children import is_deleting, uid_of
+from osprey_operator.children import is_deleting, name_of, uid_of
 from osprey_operator.execute import Executor, Refused
 from osprey_operator.observe import Observer
 from osprey_operator.plan import plan
@@ -67,9 +67,9 @@ class Reconciler:
         done = await self._executor.act(planned, owner, observed.jobs)
         if done.overtaken:
             return SOON_SECONDS
-        for child in (*planned.create, *planned.apply):
-            if child["metadata"]["name"] not in {refused.child for refused in done.refused}:
-                known.pop(child["metadata"]["name"], None)
+        tried = {name_of(child) for child in (*planned.create, *planned.apply)} | {planned.admin_secret or ""}
+        for child in tried - {refused.child for refused in done.refused}:
+            known.pop(child, None)
         if done.refused:
             known.update({refused.child: self._remembered(refused, known, now) for refused in done.refused})
             self._refusals[owner.uid] = known

@@ -235,6 +235,10 @@ class Operator:
                 [sys.executable, "-m", "osprey_operator"], env=environment, stdout=log, stderr=log
             )
 
+    def cpu_seconds(self):
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def kill(self):
         self.process.kill()
         self.process.wait(10)

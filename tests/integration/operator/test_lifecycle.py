@@ -71,9 +71,10 @@ def test_both_resources_from_apply_to_ready_to_gone(place, operator, tmp_path):
         assert "finalizers" not in metadata
         assert set(metadata.get("annotations", {})) <= {"kubectl.kubernetes.io/last-applied-configuration"}
 
-    still = versions(place)
-    time.sleep(5)  # passes go on, for traffic and re-reading
+    still, busy = versions(place), operator.cpu_seconds()
+    time.sleep(5)  # passes go on, every second, for traffic and re-reading
     assert versions(place) == still
+    assert operator.cpu_seconds() - busy < 1
 
     place.delete("OspreyDrafter", "small")
     place.delete("OspreyBackbone", "body")
@@ -227,6 +228,15 @@ def test_a_name_that_is_taken_is_a_condition_and_the_object_stays_as_it_is(place
     place.delete("Service", "small")
     place.until(lambda: any(each["metadata"]["name"] == "small" for each in place.list("Service")))
     place.until(lambda: place.condition("OspreyDrafter", "small", "RolledOut")["reason"] != "NameTaken")
+
+
+def test_a_secret_of_somebody_else_is_not_used(place):
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "small-admin-key"}}
+    place.create("Secret", secret)
+    place.apply("OspreyDrafter", "small", DRAFTER_SPEC)
+    place.succeed("small", "resolve")
+    entry = place.until_condition("OspreyDrafter", "small", "RolledOut", "False", "NameTaken")
+    assert "Secret small-admin-key" in entry["message"]
 
 
 def test_suspension_deletes_jobs_and_keeps_servers(place):

@@ -126,7 +126,7 @@ def plan_drafter(resource: KubernetesObject, observed: Observed, now: datetime, 
     return Plan(
         delete=(*pipeline.delete, *rollout.delete),
         create=tuple(pipeline.create),
-        admin_secret=admin_secret_name(owner) if rollout.needs_secret and rollout.endpoint else None,
+        admin_secret=rollout.secret,
         apply=rollout.apply,
         status=new.model_dump(mode="json", exclude_none=True),
         events=(*pipeline.events, *_events(status, new)),
@@ -284,6 +284,7 @@ def _serve(
             settings=pipeline.settings,
             admin_key_secret=admin_secret_name(owner),
         ),
+        admin_secret_name(owner),
         pipeline.observed,
         pipeline.now,
     )

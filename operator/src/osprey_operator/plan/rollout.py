@@ -24,14 +24,14 @@ class Rollout:
     endpoint: str = ""
     apply: tuple[KubernetesObject, ...] = ()
     delete: tuple[KubernetesObject, ...] = ()
-    needs_secret: bool = False
-    """The Secret with the admin key may be missing."""
+    secret: str | None = None
+    """Name of the Secret with the admin key, where it may be missing."""
     wake_at: tuple[datetime, ...] = field(default=())
     updated: int = 0
     wanted: int = 0
 
 
-def roll_out(owner: Owner, wanted: list[KubernetesObject], observed: Observed, now: datetime) -> Rollout:
+def roll_out(owner: Owner, wanted: list[KubernetesObject], secret: str, observed: Observed, now: datetime) -> Rollout:
     """Compare the objects that should be with those that are.
 
     An object is applied when it is missing or was made from something else; which of the two a Deployment's pods
@@ -41,6 +41,11 @@ def roll_out(owner: Owner, wanted: list[KubernetesObject], observed: Observed, n
     apply: list[KubernetesObject] = []
     wake_at: list[datetime] = []
     trouble: Trouble | None = None
+    refusal = observed.refusals.get(secret)
+    secret_refused = refusal is not None and now < refusal.retry_at
+    if refusal is not None and secret_refused:
+        trouble = Trouble(refusal.reason, refusal.message)
+        wake_at.append(refusal.retry_at)
     for child in marked:
         refusal = observed.refusals.get(name_of(child))
         content = annotation(child, ANNOTATION_APPLIED)
@@ -59,6 +64,7 @@ def roll_out(owner: Owner, wanted: list[KubernetesObject], observed: Observed, n
         trouble = trouble_of(running, pods, observed.warnings)
     status = running.get("status", {}) if running is not None else {}
     complete = not apply and trouble is None and running is not None and _is_complete(running)
+    missing = running is None or (trouble is not None and trouble.reason is FailureReason.SECRET_NOT_FOUND)
     names = {(child["kind"], name_of(child)) for child in marked}
     return Rollout(
         available=status.get("availableReplicas", 0) >= 1,
@@ -69,7 +75,7 @@ def roll_out(owner: Owner, wanted: list[KubernetesObject], observed: Observed, n
         delete=tuple(
             child for child in _servers(observed) if complete and (child["kind"], name_of(child)) not in names
         ),
-        needs_secret=running is None or (trouble is not None and trouble.reason is FailureReason.SECRET_NOT_FOUND),
+        secret=secret if missing and not secret_refused else None,
         wake_at=tuple(wake_at),
         updated=status.get("updatedReplicas", 0),
         wanted=running.get("spec", {}).get("replicas", 1) if running is not None else 0,
