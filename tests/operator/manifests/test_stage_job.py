@@ -35,6 +35,7 @@ def test_a_stage_is_told_its_task_and_nothing_of_the_task_is_expanded(stage):
     env = environment(containers(pod(stage))["stage"])
     assert StageTask.model_validate_json(env["OSPREY_TASK"]) == told
     assert env["OSPREY_ATTEMPT"]["fieldRef"]["fieldPath"] == "metadata.labels['batch.kubernetes.io/controller-uid']"
+    assert env["OSPREY_GRACE_PERIOD_SECONDS"] == "300"
     assert env["HOME"] == env["TMPDIR"] == "/osprey/scratch"
 
 
