@@ -5,6 +5,7 @@ mounts them is the chart's value `podTemplate`, which users have for their node 
 """
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -112,9 +113,8 @@ class Installation:
             CommandError: it fails.
         """
         command = [str(word) for word in words]
-        done = subprocess.run(
-            command, input=text, capture_output=True, text=True, check=False, env=self.cluster.environment()
-        )
+        own = {**os.environ, **self.cluster.environment()}  # noqa: TID251 - kubectl and Helm want HOME and the like
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=own)
         if done.returncode:
             raise CommandError(f"{' '.join(command[:4])} ...: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `dev`, which is not installed
-
 from dev.cluster.cluster import Cluster, names
 from dev.cluster.volumes import provide, withdraw
 from dev.services import REGION, S3Server

@@ -25,7 +25,7 @@ from dev.demo.text import documents
 from dev.demo.watch import GaveUpError, Watch
 from dev.install import CommandError, Installation, Keys
 from dev.services import REGION, Prometheus, S3Server
-from dev.settings import REPOSITORY, state_home
+from dev.settings import REPOSITORY
 from osprey_api.stages import StageName, StorageLocation
 
 EXAMPLE = REPOSITORY / "examples" / "smollm2-cpu"
@@ -104,16 +104,15 @@ def say(line: str) -> None:
 
 
 def down() -> None:
-    """Remove whatever a demonstration left up."""
-    for name in (f"{NAME}-prometheus", NAME, f"{NAME}-s3"):
-        Cluster(name).down()
+    """Remove whatever a demonstration left up; the servers' folders are in the cluster's, and go with it."""
+    Cluster(NAME).down()
 
 
 def start_servers(cluster: Cluster) -> tuple[S3Server, Prometheus]:
     """Start S3 and Prometheus where pods, and people, reach them."""
-    s3 = S3Server(state_home() / f"{NAME}-s3", cluster.host_address)
+    s3 = S3Server(cluster.state / "s3", cluster.host_address)
     s3.start()
-    prometheus = Prometheus(state_home() / f"{NAME}-prometheus", scrape_configs(cluster.kubeconfig))
+    prometheus = Prometheus(cluster.state / "prometheus", scrape_configs(cluster.kubeconfig))
     prometheus.start()
     return s3, prometheus
 

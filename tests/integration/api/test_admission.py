@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def apply(cluster, namespace):
 
 def kubectl(cluster, *words, text=None):
     command = ["kubectl", *map(str, words)]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=cluster.environment())
+    own = os.environ | cluster.environment()  # noqa: TID251 - kubectl wants HOME and the like
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=own)
 
 
 def changed(resource, path, value):
