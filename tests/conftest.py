@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
