@@ -1,5 +1,6 @@
 """How the two training stages run the loop in a stage's pod: settings, checkpoints, progress, and what was seen."""
 
+import ctypes
 import json
 import math
 import shutil
@@ -27,6 +28,8 @@ T = TypeVar("T")
 REPORT_NAME = "training.json"
 _POINTS = 200
 _HISTORY_NAME = "history.json"
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Of glibc's malloc.h."""
 _DISTRIBUTIONS = ("osprey-trainer", "torch", "transformers", "deepspeed", "tokenizers", "numpy")
 
 
@@ -38,9 +41,23 @@ def process_group(ctx: StageContext) -> Iterator[torch.device]:
     """
     if ctx.world_size > 1:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    yield join_process_group()
+    device = join_process_group()
+    if device.type == "cpu":
+        _keep_freed_memory()
+    yield device
     if ctx.world_size > 1:
         dist.destroy_process_group()
+
+
+def _keep_freed_memory() -> None:
+    """Has glibc reuse large blocks that are freed, in place of giving them back to the kernel.
+
+    A step on a CPU allocates the same large tensors again and again, and clearing their pages anew took a quarter of
+    the time of pretraining (measured: 420 -> 560 tokens per CPU second).
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_MAX, 0)
+    libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def from_rank_0(value: T) -> T:
