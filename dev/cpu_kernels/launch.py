@@ -72,8 +72,9 @@ def environment(base: Mapping[str, str], *, threads: int = 1) -> dict[str, str]:
         "SGLANG_EXTERNAL_MODEL_PACKAGE": "sglang_cpu_kernels.models",
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
-        # glibc would map and unmap every activation of some megabytes anew, and each page of it faults:
-        # gathering keys for 64 streams took five times as long.
+        # A few small functions are compiled at their first call otherwise, by g++, anew in every pod.
+        "TORCHDYNAMO_DISABLE": "1",
+        # glibc would map and unmap every activation of some megabytes anew, and each page of it would fault.
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": "1073741824",
         "MALLOC_TOP_PAD_": "67108864",
