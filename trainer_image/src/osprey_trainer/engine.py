@@ -1,5 +1,6 @@
 """DeepSpeed behind a small face: one objective, AdamW, ZeRO by setting, gloo on CPUs and NCCL on GPUs."""
 
+import atexit
 import logging
 import os
 from pathlib import Path
@@ -129,6 +130,7 @@ def _join_process_group() -> torch.device:
         else:
             os.environ.setdefault("LOCAL_RANK", "0")  # noqa: TID251 - DeepSpeed insists on it
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        atexit.register(dist.destroy_process_group)  # NCCL complains about a group that is never left
     # Compiled at start (100 s) for an all-reduce among the processes of one machine without a GPU: not worth it.
     compatible_ops["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
