@@ -154,14 +154,14 @@ def _container_failure(name: str, ended: Mapping[str, Any]) -> Failure:
         return _out_of_memory(name)
     number = int(ended["exitCode"])
     said = str(ended.get("message") or "").strip()[-500:]
-    message = f"container {name} ended with exit code {number}" + (f": {said}" if said else "")
+    message = f"container {name} ended with exit code {number}: {said or 'its log says more'}"
     if number in {ExitCode.STOPPED, 137}:
         return Failure(FailureReason.STOPPED, message, ExitCode.STOPPED)
     if number == ExitCode.PEER_LOST:
         return Failure(FailureReason.PEER_LOST, message, ExitCode.PEER_LOST)
     if number in {ExitCode.WRONG_INPUT, ExitCode.TRY_AGAIN}:
         return Failure(FailureReason.INTERNAL_ERROR, message, ExitCode(number))
-    return Failure(FailureReason.INTERNAL_ERROR, f"{message}; its log says more", ExitCode.BUG)
+    return Failure(FailureReason.INTERNAL_ERROR, message, ExitCode.BUG)
 
 
 def _out_of_memory(container: str) -> Failure:
