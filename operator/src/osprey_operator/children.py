@@ -4,7 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
+
 from osprey_api.naming import ANNOTATION_TEMPLATE_HASH
+from osprey_api.stages import Outcome
 from osprey_operator.state import KubernetesObject
 
 STAGE_CONTAINER = "stage"
@@ -94,6 +97,36 @@ def containers(pod: KubernetesObject) -> Iterator[Mapping[str, Any]]:
     ordinary = status.get("containerStatuses", [])
     yield from sorted(ordinary, key=lambda entry: entry["name"] != STAGE_CONTAINER)
     yield from status.get("initContainerStatuses", [])
+
+
+def outcome_in(terminated: Mapping[str, Any]) -> Outcome | None:
+    """Return what a container's termination message says; None: it is no outcome."""
+    try:
+        return Outcome.model_validate_json(terminated.get("message") or "")
+    except ValidationError:
+        return None
+
+
+def success_of(pods: Iterable[KubernetesObject]) -> Outcome | None:
+    """Return what a stage made, as the container that ended well says; None: none does."""
+    for pod in pods:
+        for container in containers(pod):
+            ended = container.get("state", {}).get("terminated")
+            if container["name"] == STAGE_CONTAINER and ended and ended["exitCode"] == 0:
+                outcome = outcome_in(ended)
+                if outcome is not None and outcome.result is not None:
+                    return outcome
+    return None
+
+
+def stage_ended_at(pods: Iterable[KubernetesObject]) -> str | None:
+    """Return when the stage's container that ended well did so."""
+    for pod in pods:
+        for container in containers(pod):
+            ended = container.get("state", {}).get("terminated")
+            if container["name"] == STAGE_CONTAINER and ended and ended["exitCode"] == 0:
+                return str(ended.get("finishedAt", ""))
+    return None
 
 
 def parse_time(text: str) -> datetime:

@@ -19,12 +19,12 @@ from osprey_operator.children import (
     owner_uids,
     parse_time,
     pods_of,
+    success_of,
     uid_of,
 )
 from osprey_operator.live import DEFAULT_WINDOW_SECONDS, LiveMonitor
 from osprey_operator.manifests.metadata import LABEL_OWNER_UID
 from osprey_operator.manifests.stage_job import JOB_NAME_LABEL
-from osprey_operator.plan.failures import success_of
 from osprey_operator.state import KubernetesObject, Observed, Refusal, Traffic
 
 CHILDREN = ("Deployment", "Service", "ConfigMap")

@@ -5,16 +5,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from osprey_api.conditions import EXIT_CODE_OF, ConditionReason, ExitCode, FailureReason
-from osprey_api.stages import Outcome
 from osprey_operator.children import (
     STAGE_CONTAINER,
     condition,
     containers,
     is_deleting,
     name_of,
+    outcome_in,
     pod_alive,
     uid_of,
 )
@@ -41,28 +39,6 @@ class Trouble:
 
     reason: FailureReason | ConditionReason
     message: str
-
-
-def success_of(pods: Iterable[KubernetesObject]) -> Outcome | None:
-    """Return what a stage made, as the container that ended well says; None: none does."""
-    for pod in pods:
-        for container in containers(pod):
-            ended = container.get("state", {}).get("terminated")
-            if container["name"] == STAGE_CONTAINER and ended and ended["exitCode"] == 0:
-                outcome = _outcome(ended)
-                if outcome is not None and outcome.result is not None:
-                    return outcome
-    return None
-
-
-def stage_ended_at(pods: Iterable[KubernetesObject]) -> str | None:
-    """Return when the stage's container that ended well did so."""
-    for pod in pods:
-        for container in containers(pod):
-            ended = container.get("state", {}).get("terminated")
-            if container["name"] == STAGE_CONTAINER and ended and ended["exitCode"] == 0:
-                return str(ended.get("finishedAt", ""))
-    return None
 
 
 def failure_of(job: KubernetesObject, pods: Iterable[KubernetesObject]) -> Failure:
@@ -110,13 +86,6 @@ def trouble_of(
     return None
 
 
-def _outcome(terminated: Mapping[str, Any]) -> Outcome | None:
-    try:
-        return Outcome.model_validate_json(terminated.get("message") or "")
-    except ValidationError:
-        return None
-
-
 def _pod_failures(pod: KubernetesObject) -> list[tuple[str, Failure]]:
     """Return (time, failure) of the container that speaks for the pod, or nothing."""
     server_died = _dead_server(pod)
@@ -147,7 +116,7 @@ def _dead_server(pod: KubernetesObject) -> Failure | None:
 
 
 def _container_failure(name: str, ended: Mapping[str, Any]) -> Failure:
-    outcome = _outcome(ended)
+    outcome = outcome_in(ended)
     if outcome is not None and outcome.failure is not None:
         return Failure(outcome.failure, outcome.message, EXIT_CODE_OF.get(outcome.failure, ExitCode.BUG))
     if ended.get("reason") == "OOMKilled":

@@ -46,10 +46,12 @@ from osprey_operator.children import (
     parse_time,
     pod_alive,
     pods_of,
+    stage_ended_at,
+    success_of,
     template_hash,
 )
 from osprey_operator.manifests.stage_job import stage_job
-from osprey_operator.plan.failures import Failure, Trouble, failure_of, stage_ended_at, success_of, trouble_of
+from osprey_operator.plan.failures import Failure, Trouble, failure_of, trouble_of
 from osprey_operator.plan.results import metrics_of
 from osprey_operator.state import Event, KubernetesObject, Observed, Owner, Settings
 
