@@ -31,6 +31,7 @@ from osprey_api.stages import StageName, StorageLocation
 EXAMPLE = REPOSITORY / "examples" / "smollm2-cpu"
 REPORT = REPOSITORY / "build" / "demo" / "report.json"
 NAME, NAMESPACE, BUCKET = "demo", "demo", "osprey"
+METRICS = "osprey-osprey-operator-metrics"
 OSPREY, EAGLE3 = "smollm2-osprey", "smollm2-eagle3"
 PROMPTS = {"maths": 204, "code": 204, "general": 204, "letters": 24}
 """Prompts of each domain, held-out ones among them."""
@@ -55,16 +56,22 @@ def main(words: Sequence[str]) -> None:
         memory = stack.enter_context(PeakMemory())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         target = models.ensure()
-        say("a Kubernetes cluster of one node, S3 and Prometheus")
+        say("a Kubernetes cluster of one node, and S3")
         cluster = Cluster(NAME)
         cluster.up()
-        s3, prometheus = start_servers(cluster)
+        s3 = S3Server(cluster.state / "s3", cluster.host_address)
+        s3.start()
         upload(s3)
-        say("the operator, by Helm")
+        say("the operator, by Helm, and Prometheus")
         keys = Keys(f"s3://{BUCKET}/artifacts", s3.endpoint, REGION, s3.access_key, s3.secret_key)
         installation = Installation(cluster, "osprey-system", keys)
         installation.up()
         installation.prepare(NAMESPACE, {"models": target.parent})
+        prometheus = Prometheus(
+            cluster.state / "prometheus",
+            scrape_configs(operator=address_of(installation, METRICS, installation.namespace)),
+        )
+        prometheus.start()
         say(f"kubectl apply -f {EXAMPLE.relative_to(REPOSITORY)}/")
         installation.run("kubectl", "apply", "-n", NAMESPACE, "-f", EXAMPLE)
         if asked.keep:
@@ -108,13 +115,10 @@ def down() -> None:
     Cluster(NAME).down()
 
 
-def start_servers(cluster: Cluster) -> tuple[S3Server, Prometheus]:
-    """Start S3 and Prometheus where pods, and people, reach them."""
-    s3 = S3Server(cluster.state / "s3", cluster.host_address)
-    s3.start()
-    prometheus = Prometheus(cluster.state / "prometheus", scrape_configs(cluster.kubeconfig))
-    prometheus.start()
-    return s3, prometheus
+def address_of(installation: Installation, service: str, namespace: str) -> str:
+    """Return host and port of a Service; this machine reaches those of its cluster."""
+    spec = installation.read("service", service, "-n", namespace)["spec"]
+    return f"{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
 
 def upload(s3: S3Server) -> None:
@@ -141,8 +145,7 @@ def json_lines(field: str, values: Sequence[str] | Iterator[str]) -> bytes:
 
 def under_load(installation: Installation, prometheus: Prometheus) -> Live:
     """Ask the served model for a while and return what Prometheus says of it."""
-    service = installation.read("service", OSPREY, "-n", NAMESPACE)["spec"]
-    url = f"http://{service['clusterIP']}:{service['ports'][0]['port']}"
+    url = f"http://{address_of(installation, OSPREY, NAMESPACE)}"
     asked = [prompt for domain in PROMPTS for prompt in prompts(domain, 20, seed=1)]
     selector = f'{{namespace="{NAMESPACE}",name="{OSPREY}"}}'
     queries = {

@@ -6,36 +6,20 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-_ANNOTATION = "__meta_kubernetes_{role}_annotation_prometheus_io_{name}"
 
+def scrape_configs(**targets: str) -> list[Mapping[str, Any]]:
+    """Return a job for each target, `name="host:port"`.
 
-def scrape_configs(kubeconfig: Path) -> list[Mapping[str, Any]]:
-    """Return jobs that find the operator's Service, and all pods of stages and servers, by their annotations."""
-    return [_job(kubeconfig, "operator", "endpoints", "service"), _job(kubeconfig, "pods", "pod", "pod")]
-
-
-def _job(kubeconfig: Path, name: str, role: str, annotated: str) -> Mapping[str, Any]:
-    scrape, port = (_ANNOTATION.format(role=annotated, name=word) for word in ("scrape", "port"))
-    return {
-        "job_name": name,
-        "honor_labels": True,  # the operator's figures are about resources of other namespaces
-        "kubernetes_sd_configs": [{"role": role, "kubeconfig_file": str(kubeconfig)}],
-        "relabel_configs": [
-            {"source_labels": [scrape], "regex": "true", "action": "keep"},
-            # A pod of several ports is listed once a port: only the annotated one is asked.
-            {
-                "source_labels": [port, "__meta_kubernetes_pod_container_port_number"],
-                "regex": "(.+);\\1",
-                "action": "keep",
-            }
-            if role == "pod"
-            else {"source_labels": [port], "regex": ".+", "action": "keep"},
-        ],
-    }
+    Debian's Prometheus is built without Kubernetes service discovery, so it is told where the Services are.
+    """
+    return [
+        # The operator's figures are about resources of other namespaces than its own.
+        {"job_name": name, "honor_labels": True, "static_configs": [{"targets": [address]}]}
+        for name, address in targets.items()
+    ]
 
 
 def ask(url: str, query: str) -> float | None:

@@ -94,6 +94,28 @@ def settings(**changes):
     return LoopSettings(**(defaults | changes))
 
 
+def test_a_loss_over_part_of_the_vocabulary_is_that_of_its_own_softmax(pretraining, windows):
+    ids = torch.tensor([1, 2, 5, 6])
+    objective = pretraining(vocabulary=ids)
+    (batch, *_) = windows
+    rows = objective.rows(batch)
+    labels = batch.ids[:, 1:].flatten()
+    kept = torch.isin(labels, ids)
+    assert rows.tolist() == [int(kept.sum())]
+    loss, totals = objective(batch, 1 / rows)
+    loss.backward()
+
+    expected = pretraining().backbone
+    hidden = expected(batch.ids[:, :-1]).flatten(0, 1)[kept]
+    logits = hidden @ expected.head_weight[ids].T
+    reference = nn.functional.cross_entropy(logits, torch.searchsorted(ids, labels[kept]))
+    reference.backward()
+    torch.testing.assert_close(loss, reference)
+    assert objective.summarise(totals)["cross_entropy"] == pytest.approx(reference.item(), rel=1e-5)
+    for (name, value), other in zip(objective.backbone.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(value.grad, other.grad, atol=1e-6, rtol=1e-5, msg=name)
+
+
 @pytest.mark.parametrize("zero_stage", [0, 1, 2])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_one_step_is_adamw_on_the_clipped_mean_gradient(pretraining, windows, zero_stage, accumulation):

@@ -45,6 +45,14 @@ class Pretraining(TrainingOptimization):
     global_batch_size: int = Field(default=2048, ge=1, le=1048576, description="Sequences per optimizer step.")
     learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
     warmup_ratio: float = Field(default=0.01, ge=0, lt=1, description="Share of the steps that warm up.")
+    loss_vocab_size: Annotated[int, Field(ge=16, le=1048576)] | None = Field(
+        default=None,
+        description="Learn to predict only so many of the text's most frequent tokens; unset: all. "
+        "On CPUs, where the head takes most of the time, a few thousand are several times faster.",
+    )
+    freeze_embedding: bool = Field(
+        default=False, description="Keep the embedding, and a head that is tied to it, as they are."
+    )
 
 
 class OspreyBackboneSpec(ApiModel):

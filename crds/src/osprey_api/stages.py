@@ -176,6 +176,9 @@ class PretrainConfig(ApiModel):
 
     stage: Literal[StageName.PRETRAIN] = StageName.PRETRAIN
     steps: int
+    loss_vocab_size: int | None
+    """Only the most frequent tokens of the text are predicted; None: all."""
+    freeze_embedding: bool
     optimization: Optimization
 
 

@@ -58,7 +58,7 @@ CONFIGS: dict[StageName, dict[str, Any]] = {
         "tokenizer": TARGET,
         "data": [{"source": {"uri": "s3://text/a.jsonl"}, "textField": "text"}],
     },
-    StageName.PRETRAIN: {"steps": 10, "optimization": OPTIMIZATION},
+    StageName.PRETRAIN: {"steps": 10, "lossVocabSize": None, "freezeEmbedding": False, "optimization": OPTIMIZATION},
     StageName.REGENERATE: {**{k: v for k, v in ANSWERING.items() if k != "concurrency"}, "temperature": 0.0, "seed": 0},
     StageName.CONVERT: {"target": TARGET, "draftVocabSize": 32000, "seed": 0},
     StageName.DISTIL: {

@@ -30,6 +30,11 @@ def test_documents_are_one_stream_over_shards_of_fixed_size(tmp_path):
             assert stream.read(start, count).tolist() == STREAM[start : start + count]
 
 
+def test_ids_are_counted_over_all_shards(tmp_path):
+    write(tmp_path / "a")
+    assert TokenStream(tmp_path / "a").counts(20).tolist() == np.bincount(STREAM, minlength=20).tolist()
+
+
 def test_files_are_as_documented(tmp_path):
     write(tmp_path / "a")
     index = json.loads((tmp_path / "a" / "index.json").read_text())

@@ -163,8 +163,15 @@ class Machine:
     def tokenize(self, *, tokenizer: Pinned = SOURCE, text: Pinned = TEXT, field: str = "text") -> StageTask:
         return self.task(TokenizeConfig(tokenizer=tokenizer, data=(TextSource(source=text, text_field=field),)))
 
-    def pretrain(self, backbone, tokens, *, steps: int = 20, execution=None, **optimization) -> StageTask:
-        config = PretrainConfig(steps=steps, optimization=OPTIMIZATION.model_copy(update=optimization))
+    def pretrain(
+        self, backbone, tokens, *, steps: int = 20, loss_vocab_size=None, freeze=False, execution=None, **optimization
+    ) -> StageTask:
+        config = PretrainConfig(
+            steps=steps,
+            loss_vocab_size=loss_vocab_size,
+            freeze_embedding=freeze,
+            optimization=OPTIMIZATION.model_copy(update=optimization),
+        )
         return self.task(config, execution=execution, backbone=backbone, tokens=tokens)
 
     def convert(self, answers, *, draft_vocab_size: int | None = 100, target: Pinned = TARGET, **inputs) -> StageTask:

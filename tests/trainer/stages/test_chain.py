@@ -94,6 +94,16 @@ def test_pretrain_restores_the_backbone(outcome, folder):
     load(folder("pretrain"))
 
 
+def test_pretrain_may_keep_the_embedding_and_predict_frequent_tokens_only(chain, folder):
+    machine, done = chain
+    pruned, tokens = (done[stage][1].artifact for stage in ("prune", "tokenize"))
+    result = machine.done(machine.pretrain(pruned, tokens, loss_vocab_size=64, freeze=True))
+    before, after = Backbone.load(folder("prune")), Backbone.load(machine.files(result.artifact))
+    assert torch.equal(before.embed_tokens.weight, after.embed_tokens.weight)
+    assert not torch.equal(before.norm.weight, after.norm.weight)
+    assert result.result.final_loss < result.result.first_loss < done["pretrain"][1].result.first_loss
+
+
 def test_convert_makes_the_initial_drafter(outcome, folder, greedy_answers):
     result = outcome("convert").result
     drafter = Drafter.load(folder("convert"))

@@ -131,35 +131,60 @@ class Distillation(Objective[DialogueBatch]):
         }
 
 
+_NOT_PREDICTED = -1
+
+
 class Pretraining(Objective[WindowBatch]):
     """Next-token cross-entropy of a backbone."""
 
-    def __init__(self, backbone: Backbone, *, train_embedding: bool = True, chunk: int = 256) -> None:
+    vocabulary: Tensor | None
+    index: Tensor
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        train_embedding: bool = True,
+        vocabulary: Tensor | None = None,
+        chunk: int = 256,
+    ) -> None:
         """Of a backbone.
 
         Args:
             backbone: the pruned language model.
             train_embedding: false freezes the embedding, and a head that is tied to it.
-            chunk: rows whose [chunk, V] logits exist at one time.
+            vocabulary: int64 [Vl], ids that are predicted; other next tokens have no loss. None: all.
+            chunk: rows whose [chunk, Vl] logits exist at one time.
         """
         super().__init__()
         backbone.embed_tokens.requires_grad_(train_embedding)
         self.model = self.backbone = backbone
         self.chunk = chunk
+        rows = len(backbone.head_weight)
+        ids = torch.arange(rows) if vocabulary is None else vocabulary
+        index = torch.full((rows,), _NOT_PREDICTED).index_copy_(0, ids, torch.arange(len(ids)))
+        self.register_buffer("vocabulary", None if vocabulary is None else ids, persistent=False)
+        self.register_buffer("index", index, persistent=False)
 
     def rows(self, batch: WindowBatch) -> Tensor:
         """Predicted tokens: int64 [1]."""
-        return torch.tensor([batch.tokens], device=batch.ids.device)
+        return (self._labels(batch) != _NOT_PREDICTED).sum().view(1)
 
     def forward(self, batch: WindowBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """-> (scale[0] · sum of the tokens' losses, totals for `summarise`)."""
-        hidden = self.backbone(batch.ids[:, :-1]).flatten(0, 1)
-        labels = batch.ids[:, 1:].flatten()
-        loss, predicted = chunked.hard_cross_entropy(
-            hidden, self.backbone.head_weight, labels, scale.expand(len(labels)), chunk=self.chunk
-        )
+        labels = self._labels(batch)
+        predicted_rows = labels != _NOT_PREDICTED
+        hidden = self.backbone(batch.ids[:, :-1]).flatten(0, 1)[predicted_rows]
+        labels = labels[predicted_rows]
+        head = self.backbone.head_weight if self.vocabulary is None else self.backbone.head_weight[self.vocabulary]
+        loss, predicted = chunked.hard_cross_entropy(hidden, head, labels, scale.expand(len(labels)), chunk=self.chunk)
         total = loss.detach() / scale[0]
         return loss, torch.stack([total, (predicted == labels).sum(), total.new_tensor(len(labels))])
+
+    def _labels(self, batch: WindowBatch) -> Tensor:
+        """-> next tokens as rows of the head, or `_NOT_PREDICTED`: int64 [B · T]."""
+        labels: Tensor = self.index[batch.ids[:, 1:].flatten()]
+        return labels
 
     def summarise(self, totals: Tensor) -> dict[str, float]:
         """-> `accuracy` and `cross_entropy`, nats a token."""

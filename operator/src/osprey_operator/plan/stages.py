@@ -62,7 +62,12 @@ def tokenize(pretraining: Pretraining, resolved: Resolved) -> TokenizeConfig:
 
 def pretrain(pretraining: Pretraining) -> PretrainConfig:
     """Stage 2."""
-    return PretrainConfig(steps=pretraining.steps, optimization=_optimization(pretraining))
+    return PretrainConfig(
+        steps=pretraining.steps,
+        loss_vocab_size=pretraining.loss_vocab_size,
+        freeze_embedding=pretraining.freeze_embedding,
+        optimization=_optimization(pretraining),
+    )
 
 
 def resolve_drafter(resource: KubernetesObject, owner: Owner, spec: OspreyDrafterSpec) -> ResolveConfig:

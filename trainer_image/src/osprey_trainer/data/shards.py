@@ -20,6 +20,8 @@ INDEX_NAME = "index.json"
 SHARD_TOKENS = 1 << 28
 """Tokens of a full shard: 512 MiB or 1 GiB, so that an interrupted transfer repeats little."""
 
+_COUNTED_AT_ONCE = 1 << 24
+
 _TYPES: dict[str, np.dtype[np.uint16] | np.dtype[np.uint32]] = {
     "uint16": np.dtype("<u2"),
     "uint32": np.dtype("<u4"),
@@ -161,6 +163,14 @@ class TokenStream:
 
     def __len__(self) -> int:
         return self.index.tokens
+
+    def counts(self, vocab_size: int) -> npt.NDArray[np.int64]:
+        """How often each id occurs: [V]. Reads all of it, a part at a time."""
+        total = np.zeros(vocab_size, dtype=np.int64)
+        for shard in self._shards:
+            for start in range(0, len(shard), _COUNTED_AT_ONCE):
+                total += np.bincount(shard[start : start + _COUNTED_AT_ONCE], minlength=vocab_size)
+        return total
 
     def read(self, start: int, count: int) -> npt.NDArray[np.int64]:
         """Ids at start to start + count, across shards."""

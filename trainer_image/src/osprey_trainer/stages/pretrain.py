@@ -7,6 +7,8 @@ The result is a Hugging Face folder like that of prune, in fp32.
 import logging
 from typing import cast
 
+import torch
+
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import InputRole, PretrainConfig, PretrainResult
 from osprey_runtime.context import StageContext
@@ -17,6 +19,7 @@ from osprey_trainer.errors import TrainerError
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.objectives import Pretraining
 from osprey_trainer.training import process_group, run_loop, split_of, write_report
+from osprey_trainer.vocabulary import choose_draft_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +46,17 @@ def run(ctx: StageContext) -> PretrainResult:
         )
     passes = config.steps * optimization.global_batch_size * optimization.sequence_length / len(stream)
     log.info("%d tokens of %d documents, seen %.2g times", len(stream), stream.index.rows, passes)
+    vocabulary = None
+    if config.loss_vocab_size is not None:
+        counts = torch.from_numpy(stream.counts(rows))
+        chosen = choose_draft_vocabulary(counts, config.loss_vocab_size, num_tokens=stream.index.vocab_size)
+        vocabulary = chosen.ids
+        log.info("%d tokens are predicted: %.1f %% of the text", len(chosen.ids), 100 * chosen.coverage)
     batches = RandomWindows(stream, sequence_length=optimization.sequence_length, split=split, seed=optimization.seed)
     with process_group(ctx):
         trained = run_loop(
             ctx,
-            Pretraining(backbone),
+            Pretraining(backbone, train_embedding=not config.freeze_embedding, vocabulary=vocabulary),
             batches,
             optimization=optimization,
             steps=config.steps,
