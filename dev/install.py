@@ -5,8 +5,6 @@ mounts them is the chart's value `podTemplate`, which users have for their node 
 """
 
 import json
-import os
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +15,13 @@ from dev.cluster.cluster import Cluster
 from dev.cluster.image import DEV, dev_image
 from dev.cluster.volumes import pod_template, provide, withdraw
 from dev.cpu_kernels.launch import environment
+from dev.kubectl import Kubectl
 from dev.settings import REPOSITORY
 from osprey_api.naming import PLUGIN_PATH
 
 CHART = REPOSITORY / "charts" / "osprey-operator"
+METRICS_SERVICE = "osprey-osprey-operator-metrics"
 SECRET = "s3"  # noqa: S105 - its name
-
-
-class CommandError(RuntimeError):
-    """kubectl or Helm refused; the message is its own."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,11 @@ class Installation:
     namespace: str
     storage: Keys
 
+    @property
+    def kubectl(self) -> Kubectl:
+        """The cluster, as a user's commands see it."""
+        return Kubectl(self.cluster.environment())
+
     def up(self, values: Mapping[str, Any] | None = None) -> None:
         """Install the operator, or upgrade it, and return when it works.
 
@@ -63,67 +64,27 @@ class Installation:
             CommandError: the chart cannot be installed, or the operator does not come up.
         """
         self.cluster.load_image(dev_image())
-        self._namespace(self.namespace)
+        self.kubectl.namespace(self.namespace)
         provide(self.cluster.api(), self.namespace)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump({**self._values(), **(values or {})}, file)
+            json.dump({**self.values(), **(values or {})}, file)
             file.flush()
-            self.run(
-                *("helm", "upgrade", "--install", "osprey", CHART, "--namespace", self.namespace),
-                *("--values", file.name, "--wait", "--timeout", "2m"),
-            )
+            self.kubectl.install(CHART, self.namespace, Path(file.name))
 
     def prepare(self, namespace: str, claims: Mapping[str, Path]) -> None:
         """Make a namespace for resources: restricted, with the storage's keys and claims on folders of this machine."""
-        self._namespace(namespace)
+        self.kubectl.namespace(namespace)
         provide(self.cluster.api(), namespace, claims)
-        self.secret(namespace, SECRET, self.storage.access_key, self.storage.secret_key)
-
-    def secret(self, namespace: str, name: str, access_key: str, secret_key: str) -> None:
-        """Make or replace a Secret with S3 keys."""
-        keys = {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
-        self.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": name, "namespace": namespace},
-                "stringData": keys,
-            }
-        )
+        self.kubectl.secret(namespace, SECRET, self.storage.access_key, self.storage.secret_key)
 
     def forget(self, namespace: str) -> None:
         """Delete a namespace with everything in it, and its volumes."""
-        self.run("kubectl", "delete", "namespace", namespace, "--ignore-not-found", "--wait", "--timeout=180s")
+        words = ("delete", "namespace", namespace, "--ignore-not-found", "--wait", "--timeout=180s")
+        self.kubectl.run("kubectl", *words)
         withdraw(self.cluster.api(), namespace)
 
-    def apply(self, *manifests: Mapping[str, Any]) -> None:
-        """Apply objects as a user would."""
-        self.run(
-            "kubectl", "apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
-        )
-
-    def read(self, *words: str) -> Any:
-        """Return what `kubectl get ... -o json` says."""
-        return json.loads(self.run("kubectl", "get", *words, "-o", "json"))
-
-    def run(self, *words: str | Path, text: str | None = None) -> str:
-        """Run kubectl or Helm on the cluster and return what it prints.
-
-        Raises:
-            CommandError: it fails.
-        """
-        command = [str(word) for word in words]
-        own = {**os.environ, **self.cluster.environment()}  # noqa: TID251 - kubectl and Helm want HOME and the like
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=own)
-        if done.returncode:
-            raise CommandError(f"{' '.join(command[:4])} ...: {done.stderr.strip() or done.stdout.strip()}")
-        return done.stdout
-
-    def _namespace(self, name: str) -> None:
-        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-
-    def _values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
+        """Return the chart's values for pods that run this machine's programs."""
         repository, _, tag = DEV.rpartition(":")
         image = {"repository": repository, "tag": tag}
         own = pod_template(containers=["operator"])["spec"]
@@ -136,7 +97,7 @@ class Installation:
             "extraEnv": operator["env"],
             "extraVolumes": own["volumes"],
             "extraVolumeMounts": operator["volumeMounts"],
-            "podTemplate": self._pod_template(),
+            "podTemplate": _pod_template(),
             "storage": {
                 "uri": self.storage.uri,
                 "endpoint": self.storage.endpoint,
@@ -144,15 +105,15 @@ class Installation:
                 "credentialsSecret": SECRET,
             },
             "pollSeconds": 2,
-            "metrics": {"port": 8080},
         }
 
-    def _pod_template(self) -> dict[str, Any]:
-        """Return the template that mounts this machine's programs, with a CPU's variables for the server."""
-        template = pod_template(env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
-        server = next(container for container in template["spec"]["containers"] if container["name"] == "server")
-        # The merge puts our PYTHONPATH in place of the operator's, so it has to name the plugin's folder too.
-        variables = environment({"PYTHONPATH": PLUGIN_PATH})
-        server["env"] = [entry for entry in server["env"] if entry["name"] not in variables]
-        server["env"] += [{"name": name, "value": value} for name, value in variables.items()]
-        return template
+
+def _pod_template() -> dict[str, Any]:
+    """Return the template that mounts this machine's programs, with a CPU's variables for the server."""
+    template = pod_template(env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    server = next(container for container in template["spec"]["containers"] if container["name"] == "server")
+    # The merge puts our PYTHONPATH in place of the operator's, so it has to name the plugin's folder too.
+    variables = environment({"PYTHONPATH": PLUGIN_PATH})
+    server["env"] = [entry for entry in server["env"] if entry["name"] not in variables]
+    server["env"] += [{"name": name, "value": value} for name, value in variables.items()]
+    return template

@@ -6,90 +6,77 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import boto3
-from botocore.config import Config
-
 from dev import models, processes
-from dev.cluster.cluster import Cluster, ClusterError
+from dev.cluster.cluster import ClusterError
 from dev.demo import load, results
 from dev.demo.memory import PeakMemory
-from dev.demo.monitoring import Follow, scrape_configs
+from dev.demo.monitoring import Follow
 from dev.demo.prompts import prompts
 from dev.demo.report import Live, Report, acceptance_ratio
+from dev.demo.sites import NAMESPACE, Local, Site, SiteError, choose, json_lines, variables
 from dev.demo.text import documents
 from dev.demo.watch import GaveUpError, Watch
-from dev.install import CommandError, Installation, Keys
-from dev.services import REGION, Prometheus, S3Server
+from dev.kubectl import CommandError
 from dev.settings import REPOSITORY
 from osprey_api.stages import StageName, StorageLocation
 
 EXAMPLE = REPOSITORY / "examples" / "smollm2-cpu"
 REPORT = REPOSITORY / "build" / "demo" / "report.json"
-NAME, NAMESPACE, BUCKET = "demo", "demo", "osprey"
-METRICS = "osprey-osprey-operator-metrics"
 OSPREY, EAGLE3 = "smollm2-osprey", "smollm2-eagle3"
 PROMPTS = {"maths": 204, "code": 204, "general": 204, "letters": 24}
 """Prompts of each domain, held-out ones among them."""
 READY_SECONDS = 60 * 60
 LOAD_SECONDS = 60
-_environment = os.environ  # noqa: TID251 - an entry point
+ACCEPTANCE, SPEED = "osprey_drafter_acceptance_length", "osprey_drafter_tokens_per_second"
 
 
-def main(words: Sequence[str]) -> None:
-    """Show everything once, and leave nothing behind unless asked to."""
+def main(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Show everything once, and leave nothing behind on this machine unless asked to."""
     parser = argparse.ArgumentParser(prog="python -m dev.demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster and its servers up")
     parser.add_argument("--down", action="store_true", help="only take down what --keep left up")
     asked = parser.parse_args(words)
-    down()
     if asked.down:
+        Local().down()
         return
+    site = choose(environment)
     began = time.monotonic()
     with ExitStack() as stack:
-        if not asked.keep:
-            stack.callback(down)
+        if isinstance(site, Local):
+            site.down()
+            if not asked.keep:
+                stack.callback(site.down)
         memory = stack.enter_context(PeakMemory())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         target = models.ensure()
-        say("a Kubernetes cluster of one node, and S3")
-        cluster = Cluster(NAME)
-        cluster.up()
-        s3 = S3Server(cluster.state / "s3", cluster.host_address)
-        s3.start()
-        upload(s3)
-        say("the operator, by Helm, and Prometheus")
-        keys = Keys(f"s3://{BUCKET}/artifacts", s3.endpoint, REGION, s3.access_key, s3.secret_key)
-        installation = Installation(cluster, "osprey-system", keys)
-        installation.up()
-        installation.prepare(NAMESPACE, {"models": target.parent})
-        prometheus = Prometheus(
-            cluster.state / "prometheus",
-            scrape_configs(operator=address_of(installation, METRICS, installation.namespace)),
-        )
-        prometheus.start()
+        data = {f"{domain}.jsonl": json_lines("prompt", iter(prompts(domain, n))) for domain, n in PROMPTS.items()}
+        data["text.jsonl"] = json_lines("text", documents())
+        say("the cluster, S3, Prometheus, and the operator by Helm")
+        site.up(target, data)
         say(f"kubectl apply -f {EXAMPLE.relative_to(REPOSITORY)}/")
-        installation.run("kubectl", "apply", "-n", NAMESPACE, "-f", EXAMPLE)
+        site.kubectl.run("kubectl", "apply", "-n", NAMESPACE, "-f", "-", text=site.manifests(EXAMPLE))
         if asked.keep:
-            say(f'look around meanwhile: eval "$(python3 -m dev.cluster env --name {NAME})"; kubectl get osprey -A')
+            say(f"look around meanwhile:\n{site.look()}")
 
         def read() -> list[Mapping[str, Any]]:
-            items: list[Mapping[str, Any]] = installation.read("osprey", "-n", NAMESPACE)["items"]
+            items: list[Mapping[str, Any]] = site.kubectl.read("ospreydrafters,ospreybackbones", "-n", NAMESPACE)[
+                "items"
+            ]
             return items
 
         Watch(read).until_ready(seconds=READY_SECONDS)
         say(f"a small load on the servers, for {LOAD_SECONDS} s")
-        live = under_load(installation, prometheus)
+        live = under_load(site)
         say("the trainer's simulation of what was served, and the report")
-        with storage_keys(s3):
-            location = StorageLocation(uri=keys.uri, endpoint=keys.endpoint, region=keys.region)
+        with variables(site.keys):
             report = make_report(
                 resources=read(),
-                storage=location,
+                storage=site.storage,
                 target=target,
                 scratch=scratch,
                 live=live,
@@ -98,10 +85,11 @@ def main(words: Sequence[str]) -> None:
             )
         REPORT.parent.mkdir(parents=True, exist_ok=True)
         REPORT.write_text(json.dumps(report.json(), indent=1) + "\n")
-        sys.stdout.write(f"\n{installation.run('kubectl', 'get', 'osprey', '-n', NAMESPACE)}\n{report.text()}\n")
+        table = site.kubectl.run("kubectl", "get", "ospreydrafters,ospreybackbones", "-n", NAMESPACE)
+        sys.stdout.write(f"\n{table}\n{report.text()}\n")
         say(f"the same as JSON: {REPORT.relative_to(REPOSITORY)}")
-        if asked.keep:
-            tell_how_to_look(cluster, s3, prometheus)
+        if asked.keep or not isinstance(site, Local):
+            say(f"it stays up; kubectl get osprey -n {NAMESPACE}\n{site.look()}")
 
 
 def say(line: str) -> None:
@@ -110,52 +98,18 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def down() -> None:
-    """Remove whatever a demonstration left up; the servers' folders are in the cluster's, and go with it."""
-    Cluster(NAME).down()
-
-
-def address_of(installation: Installation, service: str, namespace: str) -> str:
-    """Return host and port of a Service; this machine reaches those of its cluster."""
-    spec = installation.read("service", service, "-n", namespace)["spec"]
-    return f"{spec['clusterIP']}:{spec['ports'][0]['port']}"
-
-
-def upload(s3: S3Server) -> None:
-    """Put the prompts and the text into the bucket, as JSON Lines."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3.endpoint,
-        aws_access_key_id=s3.access_key,
-        aws_secret_access_key=s3.secret_key,
-        region_name=REGION,
-        config=Config(signature_version="s3v4"),
-    )
-    client.create_bucket(Bucket=BUCKET)
-    files = {domain: json_lines("prompt", prompts(domain, count)) for domain, count in PROMPTS.items()}
-    files["text"] = json_lines("text", documents())
-    for name, body in files.items():
-        client.put_object(Bucket=BUCKET, Key=f"data/{name}.jsonl", Body=body)
-
-
-def json_lines(field: str, values: Sequence[str] | Iterator[str]) -> bytes:
-    """Write each value as a JSON object on a line."""
-    return "".join(f"{json.dumps({field: value})}\n" for value in values).encode()
-
-
-def under_load(installation: Installation, prometheus: Prometheus) -> Live:
-    """Ask the served model for a while and return what Prometheus says of it."""
-    url = f"http://{address_of(installation, OSPREY, NAMESPACE)}"
+def under_load(site: Site) -> Live:
+    """Ask the served model for a while and return what the operator's figures say of it."""
     asked = [prompt for domain in PROMPTS for prompt in prompts(domain, 20, seed=1)]
-    selector = f'{{namespace="{NAMESPACE}",name="{OSPREY}"}}'
-    queries = {
-        "acceptance": f"osprey_drafter_acceptance_length{selector}",
-        "speed": f"osprey_drafter_tokens_per_second{selector}",
-    }
-    with Follow(prometheus.url, queries) as follow:
+    labels = {"namespace": NAMESPACE, "name": OSPREY}
+    with (
+        site.service(OSPREY, NAMESPACE) as url,
+        site.metrics() as ask,
+        Follow(ask, (ACCEPTANCE, SPEED), labels) as follow,
+    ):
         load.run(url, asked, seconds=LOAD_SECONDS, concurrency=8, max_tokens=96)
         follow.wait(60)
-    return Live(follow.answers["acceptance"], follow.answers["speed"])
+    return Live(follow.values[ACCEPTANCE], follow.values[SPEED])
 
 
 def make_report(
@@ -207,40 +161,16 @@ def share_equal(simulated: Sequence[int], served: Sequence[int]) -> float:
     return sum(a == b for a, b in zip(simulated, served, strict=True)) / len(served)
 
 
-@contextmanager
-def storage_keys(s3: S3Server) -> Iterator[None]:
-    """Let our own reading of artifacts find the keys where a stage's pod would."""
-    keys = {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": s3.secret_key}
-    before = {name: _environment.get(name) for name in keys}
-    _environment.update(keys)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del _environment[name]
-            else:
-                _environment[name] = value
-
-
-def tell_how_to_look(cluster: Cluster, s3: S3Server, prometheus: Prometheus) -> None:
-    """Print the commands for the cluster that stays up."""
-    sys.stdout.write(
-        f"""
-It stays up. To look around:
-  eval "$(python3 -m dev.cluster env --name {cluster.name})"
-  kubectl get osprey -n {NAMESPACE}
-  kubectl describe od {OSPREY} -n {NAMESPACE}
-  kubectl get jobs,pods -n {NAMESPACE}
-  kubectl edit od {OSPREY} -n {NAMESPACE}     # another learningRate: distil and evaluate run again
-Prometheus: {prometheus.url}     S3: {s3.endpoint} (bucket {BUCKET})
-To take it down: python3 -m dev.demo --down
-"""
-    )
-
-
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
-    except (CommandError, ClusterError, GaveUpError, processes.NotReadyError, FileNotFoundError, TimeoutError) as error:
+        main(sys.argv[1:], os.environ)  # noqa: TID251 - the entry point
+    except (
+        SiteError,
+        CommandError,
+        ClusterError,
+        GaveUpError,
+        processes.NotReadyError,
+        FileNotFoundError,
+        TimeoutError,
+    ) as error:
         sys.exit(f"error: {error}")

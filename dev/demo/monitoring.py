@@ -1,70 +1,82 @@
-"""Prometheus on the cluster: what it scrapes, and what it answers."""
+"""The operator's figures while the servers work: asked of Prometheus, or of the operator's own page."""
 
 import json
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Ask = Callable[[str, Mapping[str, str]], float | None]
+"""Name and labels of a series -> its value; None where there is none yet."""
 
 
-def scrape_configs(**targets: str) -> list[Mapping[str, Any]]:
-    """Return a job for each target, `name="host:port"`.
+def prometheus(url: str) -> Ask:
+    """Ask a Prometheus server."""
 
-    Debian's Prometheus is built without Kubernetes service discovery, so it is told where the Services are.
-    """
-    return [
-        # The operator's figures are about resources of other namespaces than its own.
-        {"job_name": name, "honor_labels": True, "static_configs": [{"targets": [address]}]}
-        for name, address in targets.items()
-    ]
+    def ask(name: str, labels: Mapping[str, str]) -> float | None:
+        selector = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        query = urllib.parse.urlencode({"query": f"{name}{{{selector}}}"})
+        with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=10) as answer:  # noqa: S310 - our own
+            return _only([float(result["value"][1]) for result in json.load(answer)["data"]["result"]], name)
+
+    return ask
 
 
-def ask(url: str, query: str) -> float | None:
-    """Return the value of an instant query with one result; None where there is none yet.
+def page(url: str) -> Ask:
+    """Ask a page of metrics."""
 
-    Raises:
-        OSError: Prometheus does not answer.
-        ValueError: the query has several results.
-    """
-    address = f"{url}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    with urllib.request.urlopen(address, timeout=10) as answer:  # noqa: S310 - our own http address
-        results = json.load(answer)["data"]["result"]
-    if len(results) > 1:
-        raise ValueError(f"{query} has {len(results)} results")
-    return float(results[0]["value"][1]) if results else None
+    def ask(name: str, labels: Mapping[str, str]) -> float | None:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own http address
+            families = text_string_to_metric_families(answer.read().decode())
+            samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return _only([float(s.value) for s in samples if labels.items() <= s.labels.items()], name)
+
+    return ask
+
+
+def _only(values: Sequence[float], name: str) -> float | None:
+    if len(values) > 1:
+        raise ValueError(f"{name} has {len(values)} series")
+    return values[0] if values else None
 
 
 class Follow:
-    """Asks queries again and again in the background and keeps each one's last answer."""
+    """Asks for series again and again in the background and keeps each one's last value."""
 
-    def __init__(self, url: str, queries: Mapping[str, str], interval_s: float = 5) -> None:
-        self._url = url
-        self._queries = queries
+    def __init__(self, ask: Ask, names: Sequence[str], labels: Mapping[str, str], interval_s: float = 5) -> None:
+        self._ask = ask
+        self._names = names
+        self._labels = labels
         self._interval_s = interval_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.answers: dict[str, float] = {}
+        self.values: dict[str, float] = {}
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
-            for name, query in self._queries.items():
-                value = ask(self._url, query)
+            for name in self._names:
+                try:
+                    value = self._ask(name, self._labels)
+                except OSError:
+                    continue  # asked again in a moment; `wait` says if it never answers
                 if value is not None:
-                    self.answers[name] = value
+                    self.values[name] = value
 
     def wait(self, seconds: float) -> None:
-        """Return when every query has an answer.
+        """Return when every series has a value.
 
         Raises:
             TimeoutError: one has none in time.
         """
         end = time.monotonic() + seconds
-        while missing := [query for name, query in self._queries.items() if name not in self.answers]:
+        while missing := [name for name in self._names if name not in self.values]:
             if time.monotonic() > end:
-                raise TimeoutError(f"Prometheus has no answer to {missing[0]} after {seconds:.0f} s")
+                raise TimeoutError(f"no value of {missing[0]} after {seconds:.0f} s")
             time.sleep(1)
 
     def __enter__(self) -> Self:

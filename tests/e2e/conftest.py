@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from dev.install import CommandError, Installation, Keys
+from dev.install import Installation, Keys
+from dev.kubectl import CommandError, Kubectl
 
 BUCKET = "e2e"
 CPU = ["--device=cpu", "--dtype=float32", "--mem-fraction-static=0.3", "--max-total-tokens=20000",
@@ -52,6 +53,10 @@ class Tenant:
     s3: Any
     models: Path
 
+    @property
+    def kubectl(self) -> Kubectl:
+        return self.installation.kubectl
+
     def put(self, name: str, lines: list[str]) -> str:
         """Upload a JSON Lines file and return its URI."""
         body = "".join(f"{line}\n" for line in lines).encode()
@@ -63,16 +68,16 @@ class Tenant:
         return f"s3://{BUCKET}/{self.namespace}/{name}.jsonl"
 
     def apply(self, *manifests: dict[str, Any]) -> None:
-        self.installation.apply(*({**m, "metadata": {**m["metadata"], "namespace": self.namespace}} for m in manifests))
+        self.kubectl.apply(*({**m, "metadata": {**m["metadata"], "namespace": self.namespace}} for m in manifests))
 
     def read(self, kind: str, name: str) -> dict[str, Any]:
-        return self.installation.read(kind, name, "-n", self.namespace)
+        return self.kubectl.read(kind, name, "-n", self.namespace)
 
     def items(self, *words: str) -> list[dict[str, Any]]:
-        return self.installation.read(*words, "-n", self.namespace)["items"]
+        return self.kubectl.read(*words, "-n", self.namespace)["items"]
 
     def delete(self, kind: str, name: str) -> None:
-        self.installation.run("kubectl", "delete", kind, name, "-n", self.namespace, "--timeout=60s")
+        self.kubectl.run("kubectl", "delete", kind, name, "-n", self.namespace, "--timeout=60s")
 
     def until(self, what: str, done: Callable[[], Any], seconds: float) -> Any:
         """Return the first true value; on a time-out fail with all that the cluster says."""
@@ -110,16 +115,16 @@ class Tenant:
     def story(self) -> str:
         """All that helps to see why something did not happen."""
         asked = (("get", "osprey", "-o", "yaml"), ("get", "pods,jobs,deployments"), ("get", "events"))
-        said = [self.installation.run("kubectl", *words, "-n", self.namespace) for words in asked]
+        said = [self.kubectl.run("kubectl", *words, "-n", self.namespace) for words in asked]
         for pod in self.items("pods"):
             name = pod["metadata"]["name"]
             words = ("logs", name, "-n", self.namespace, "--all-containers", "--tail=30")
             try:
-                said.append(f"--- {name}\n{self.installation.run('kubectl', *words)}")
+                said.append(f"--- {name}\n{self.kubectl.run('kubectl', *words)}")
             except CommandError as error:
                 said.append(f"--- {name}\n{error}")
         words = ("logs", "deployment/osprey-osprey-operator", "-n", self.installation.namespace, "--tail=60")
-        said.append(self.installation.run("kubectl", *words))
+        said.append(self.kubectl.run("kubectl", *words))
         return "\n".join(said)
 
     # --- what tenants apply

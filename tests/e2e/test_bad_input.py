@@ -51,7 +51,7 @@ def test_a_missing_bucket(tenant, prompts, s3):
 
 
 def test_wrong_keys(tenant, prompts, s3):
-    tenant.installation.secret(tenant.namespace, "keys", s3.access_key, "wrong")
+    tenant.kubectl.secret(tenant.namespace, "keys", s3.access_key, "wrong")
     storage = {
         "uri": tenant.uri("artifacts"),
         "endpoint": s3.endpoint,
@@ -62,7 +62,7 @@ def test_wrong_keys(tenant, prompts, s3):
     message = tenant.until_reason(OD, "keys", "Resolved", "StorageAccessDenied")
     assert "AWS_SECRET_ACCESS_KEY" in message
     assert "wrong" not in message.split()
-    tenant.installation.secret(tenant.namespace, "keys", s3.access_key, s3.secret_key)
+    tenant.kubectl.secret(tenant.namespace, "keys", s3.access_key, s3.secret_key)
     recovers(tenant, "keys")
 
 
@@ -75,7 +75,7 @@ def test_a_missing_secret(tenant, prompts, s3):
     }
     tenant.apply(tenant.drafter("secret", {"counting": tenant.put("secret", prompts)}, storage=storage))
     assert "none" in tenant.until_reason(OD, "secret", "Resolved", "SecretNotFound")
-    tenant.installation.secret(tenant.namespace, "none", s3.access_key, s3.secret_key)
+    tenant.kubectl.secret(tenant.namespace, "none", s3.access_key, s3.secret_key)
     recovers(tenant, "secret")
 
 

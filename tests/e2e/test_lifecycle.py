@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from dev.demo import results
+from dev.install import METRICS_SERVICE
 from osprey_api.naming import SERVER_PORT
 from osprey_api.stages import ATTEMPT_VARIABLE, TASK_VARIABLE, Outcome, StageName, StorageLocation
 
@@ -35,7 +36,7 @@ def applied(tenant, tiny):
 
 
 def operator_pod(tenant):
-    pods = tenant.installation.read("pods", "-n", tenant.installation.namespace)["items"]
+    pods = tenant.kubectl.read("pods", "-n", tenant.installation.namespace)["items"]
     return next(pod for pod in pods if pod["status"]["phase"] == "Running")
 
 
@@ -151,7 +152,7 @@ def test_status_tells_the_story(finished):
     assert status["tokensPerSecond"]["baseline"] > 0
     assert [revision["state"] for revision in status["revisions"]] == ["Serving"]
     assert status["observedGeneration"] == 1
-    table = tenant.installation.run("kubectl", "get", "osprey", "-n", tenant.namespace)
+    table = tenant.kubectl.run("kubectl", "get", "osprey", "-n", tenant.namespace)
     assert "serving" in table
     # The two drafters asked the same target the same prompts: the answers are one artifact, made by one Job.
     shared = {tenant.stage(OD, name, "regenerate")["artifact"]["digest"] for name in (NAME, "scratch")}
@@ -170,8 +171,8 @@ def test_the_service_answers_and_guards_its_weights(finished):
         assert status == 200
     assert "3 4 5" in answer["choices"][0]["message"]["content"]
     assert call(f"{url}/update_weights_from_disk", {"model_path": "/x"})[0] == 401
-    service = ("service", "osprey-osprey-operator-metrics", "-n", tenant.installation.namespace)
-    metrics = f"http://{tenant.installation.read(*service)['spec']['clusterIP']}:8080/metrics"
+    service = ("service", METRICS_SERVICE, "-n", tenant.installation.namespace)
+    metrics = f"http://{tenant.kubectl.read(*service)['spec']['clusterIP']}:8080/metrics"
 
     def live():
         lines = httpx.get(metrics, timeout=10).text.splitlines()
@@ -186,7 +187,7 @@ def test_a_new_learning_rate_trains_again_and_nothing_else(finished):
     tenant, *_ = finished
     before = {stage["name"]: stage["fingerprint"] for stage in tenant.read(OD, NAME)["status"]["stages"]}
     patch = json.dumps({"spec": {"suspend": True, "distillation": {"learningRate": 1e-3}}})
-    tenant.installation.run("kubectl", "patch", OD, NAME, "-n", tenant.namespace, "--type=merge", "-p", patch)
+    tenant.kubectl.run("kubectl", "patch", OD, NAME, "-n", tenant.namespace, "--type=merge", "-p", patch)
     tenant.until("the edit to be seen", lambda: tenant.read(OD, NAME)["status"]["observedGeneration"] == 2, 30)
     after = {stage["name"]: stage["fingerprint"] for stage in tenant.read(OD, NAME)["status"]["stages"]}
     assert {name for name in before if before[name] != after[name]} == {StageName.DISTIL, StageName.EVALUATE}
