@@ -39,6 +39,14 @@ def test_metrics_by_the_contracts_names():
         }
 
 
+def test_an_unknown_total_is_not_told():
+    out = io.StringIO()
+    with Progress("tokenize", port=0, out=out) as progress:
+        progress.update(74, tokens_per_second=1000.0)
+        assert scrape(progress) == {names.STEP: 74, names.TOKENS_PER_SECOND: 1000}
+    assert out.getvalue() == "tokenize 74, tokens/s 1000\n"
+
+
 def test_time_left_is_judged_by_this_attempts_steps(monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr("osprey_runtime.progress.time.monotonic", lambda: clock[0])

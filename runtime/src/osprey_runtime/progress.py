@@ -16,7 +16,7 @@ log = logging.getLogger("osprey_runtime")
 
 _LINE_EVERY_S = 15.0
 _HELP = {
-    names.STEP: "Optimizer steps, or prompts, done.",
+    names.STEP: "Optimizer steps, prompts or documents done.",
     names.TOTAL_STEPS: "Optimizer steps, or prompts, in all.",
     names.LOSS: "Last loss, in nats per token.",
     names.TOKENS_PER_SECOND: "Tokens per second.",
@@ -27,6 +27,8 @@ _HELP = {
 
 class Progress:
     """Steps done out of a total: `begin` once the total is known, then `update` as often as you like.
+
+    Without `begin` the total is unknown: neither it nor the time left is told.
 
     Args:
         label: the stage's name, for the bar and the log.
@@ -41,7 +43,7 @@ class Progress:
     def __init__(self, label: str = "", *, port: int | None = METRICS_PORT, out: TextIO | None = None) -> None:
         self._label = label
         self._out = out or sys.stderr
-        self._total = 0
+        self._total: int | None = None
         self._first = 0
         self._step = 0
         self._began = time.monotonic()
@@ -115,7 +117,8 @@ class Progress:
         if now >= self._next_line or step == self._total:
             self._next_line = now + _LINE_EVERY_S
             left = "" if eta_s is None else f", {eta_s:.0f} s left"
-            print(f"{self._label} {step}/{self._total}{left}{text and ', '}{text}", file=self._out, flush=True)
+            total = "" if self._total is None else f"/{self._total}"
+            print(f"{self._label} {step}{total}{left}{text and ', '}{text}", file=self._out, flush=True)
 
     def close(self) -> None:
         """Stop serving and leave the bar as it stands."""
@@ -135,7 +138,7 @@ class Progress:
 
     def _eta_s(self) -> float | None:
         done = self._step - self._first
-        if done <= 0:
+        if done <= 0 or self._total is None:
             return None
         return (time.monotonic() - self._began) / done * max(0, self._total - self._step)
 
