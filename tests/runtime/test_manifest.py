@@ -134,7 +134,14 @@ def test_damaged_file(publish, ref, store, location, tmp_path, damage):  # noqa:
         store.write(key, bytes(data) if damage == "flipped" else bytes(data[:-1]))
     assert reason_of(manifest.fetch, location, ref(published), tmp_path / "back") is FailureReason.CORRUPT_ARTIFACT
     assert not (tmp_path / "back").exists()
-    assert manifest.is_whole(store, PREFIX, published) == (damage == "flipped")
+    assert not manifest.is_whole(store, PREFIX, published)
+
+
+def test_a_doubt_without_a_reason_is_removed(publish, store):
+    published = publish("one", FILES)
+    store.write(f"{PREFIX}/{manifest.DOUBT}", b"")
+    assert manifest.is_whole(store, PREFIX, published)
+    assert not store.exists(f"{PREFIX}/{manifest.DOUBT}")
 
 
 def test_manifest_of_another_artifact(publish, make_task, location, tmp_path):

@@ -121,6 +121,12 @@ def test_input_is_fetched_and_verified(start, make_task, location):
     code, outcome = start(make_task("c" * 64, inputs={InputRole.BACKBONE: first.artifact}), "copy").end()
     assert (code, outcome.failure) == (ExitCode.TRY_AGAIN, FailureReason.CORRUPT_ARTIFACT)
 
+    # The operator runs the stage that made it again, and that sees what the reader saw.
+    code, outcome = start(make_task("a" * 64), "write:content", attempt="two").end()
+    assert (code, outcome.reused, outcome.artifact) == (ExitCode.DONE, False, first.artifact)
+    assert start(make_task("c" * 64, inputs={InputRole.BACKBONE: first.artifact}), "copy").end()[0] == ExitCode.DONE
+    assert start(make_task("a" * 64), "bug", attempt="three").end()[1].reused
+
 
 @pytest.mark.parametrize("damage", ["missing file", "cut file", "broken manifest"])
 def test_damaged_artifact_is_set_aside_and_made_anew(start, make_task, location, damage):

@@ -1,6 +1,7 @@
 """What an artifact is made of, written last: without its manifest, nothing that lies in a prefix counts.
 
 <prefix>/manifest.json                          names the attempt and every file, size and SHA-256
+<prefix>/doubted                                somebody read a file that was not what the manifest says
 <prefix>/attempts/<attempt>/<digest>/<path>     the files
 """
 
@@ -8,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,9 +19,10 @@ from osprey_api.base import Digest, StatusModel
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import ArtifactRef, StageResult, StageTask, StorageLocation
 from osprey_runtime.errors import StageError
-from osprey_runtime.store import Content, Store, content_of, digest_of, join, open_store, out_of_disk
+from osprey_runtime.store import Content, Store, content_of, digest_of, join, open_store, out_of_disk, sha256_of
 
 NAME = "manifest.json"
+DOUBT = "doubted"
 _STREAMS = 4
 """Files downloaded at a time."""
 
@@ -116,15 +119,28 @@ def find(store: Store, prefix: str = "") -> Manifest | None:
 
 
 def is_whole(store: Store, prefix: str, manifest: Manifest) -> bool:
-    """Say whether every file of an artifact is there with its size. The content is not read."""
+    """Say whether every file of an artifact is there with its size.
+
+    The content is read only where a reader doubted it, since that may be terabytes. A doubt without a reason is
+    removed.
+    """
     sizes = {entry.key: entry.size for entry in store.list(join(prefix, manifest.folder))}
-    return all(sizes.get(join(prefix, manifest.folder, file.path)) == file.size for file in manifest.files)
+    files = {join(prefix, manifest.folder, file.path): file for file in manifest.files}
+    if any(sizes.get(key) != file.size for key, file in files.items()):
+        return False
+    if not store.exists(join(prefix, DOUBT)):
+        return True
+    if any(sha256_of(store, key) != file.sha256 for key, file in files.items()):
+        return False
+    store.delete([join(prefix, DOUBT)])
+    return True
 
 
 def set_aside(store: Store, prefix: str, attempt: str) -> None:
     """Rename the manifest of a damaged artifact, so that the artifact is made anew."""
     store.write(join(prefix, f"manifest.corrupt-{attempt}.json"), store.read(join(prefix, NAME)))
     store.delete([join(prefix, NAME)])
+    store.delete([join(prefix, DOUBT)])
 
 
 def publish(
@@ -194,6 +210,9 @@ def sweep(store: Store, prefix: str, manifest: Manifest) -> None:
 def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Path:
     """Download an artifact and return `folder`, which then holds exactly its files, each of them verified.
 
+    Where a file is not what the manifest says, a note is left for the stage that made it: run again, that stage
+    reads all of the artifact, and makes it anew if it is damaged.
+
     Args:
         location: storage whose endpoint and region are used; the artifact may lie in another bucket of it.
         artifact: what to download.
@@ -223,6 +242,8 @@ def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Pat
             except FileNotFoundError as error:
                 raise _corrupt(artifact.uri, f"lacks its file {file.path}") from error
             if (content.size, content.sha256) != (file.size, file.sha256):
+                with suppress(StageError):  # this pod may only read there
+                    store.write(DOUBT, b"")
                 raise _corrupt(artifact.uri, f"has another {file.path} than its manifest says")
 
         with ThreadPoolExecutor(_STREAMS) as pool:

@@ -1,6 +1,5 @@
 """External inputs: what a source's URI names in S3 or on a claim, and the digest of its content."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from osprey_api.sources import ClaimSource, HubSource, S3Source, parse
 from osprey_api.stages import StorageLocation
 from osprey_runtime import settings
 from osprey_runtime.errors import StageError
-from osprey_runtime.store import Content, Entry, Store, digest_of, join, open_store
+from osprey_runtime.store import Content, Entry, Store, digest_of, join, open_store, sha256_of
 from osprey_runtime.store.local import LocalStore
 
 _SOURCE_REASON = {
@@ -101,10 +100,10 @@ def content_digest(uri: str, storage: StorageLocation) -> str:
     located = locate(uri, storage)
     with errors(uri):
         if located.is_file:
-            return f"sha256:{_sha256(located.store, located.key)}"
+            return f"sha256:{sha256_of(located.store, located.key)}"
         return digest_of(
             {
-                located.relative(entry): Content(entry.size, _sha256(located.store, entry.key))
+                located.relative(entry): Content(entry.size, sha256_of(located.store, entry.key))
                 for entry in located.files()
             }
         )
@@ -130,10 +129,3 @@ def changed(uri: str) -> StageError:
         f"{uri} changed since it was resolved: annotate the resource with osprey.dev/retry=NEW-VALUE to use it as it "
         "is now, or put the old content back",
     )
-
-
-def _sha256(store: Store, key: str) -> str:
-    digest = hashlib.sha256()
-    for chunk in store.stream(key):
-        digest.update(chunk)
-    return digest.hexdigest()

@@ -138,6 +138,14 @@ def content_of(path: Path) -> Content:
     return Content(size, digest.hexdigest())
 
 
+def sha256_of(store: Store, key: str) -> str:
+    """Return the hex SHA-256 of a key's content, by reading all of it."""
+    digest = hashlib.sha256()
+    for chunk in store.stream(key):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
 def digest_of(contents: Mapping[str, Content]) -> str:
     """Return the digest of a folder: SHA-256 of the canonical JSON of the sorted [path, size, SHA-256]."""
     return "sha256:" + sha256([[path, content.size, content.sha256] for path, content in sorted(contents.items())])
