@@ -254,7 +254,7 @@ def test_servers_over_quota_are_a_condition():
     failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
     world.child("Deployment")["status"] = {"conditions": [failure]}
     world.settle()
-    assert world.condition("Available")["reason"] == "PodRefused"
+    assert world.condition("Available")["reason"] == "WaitingForCapacity"
     assert "exceeded quota: gpus" in world.condition("Available")["message"]
 
 

@@ -300,7 +300,9 @@ def unscheduled(message):
         (waiting("CreateContainerConfigError", 'secret "s3" not found'), "SecretNotFound", "create the Secret"),
         (waiting("CreateContainerConfigError", "couldn't find key A in Secret ns/s3"), "SecretNotFound", "key A"),
         (unscheduled('persistentvolumeclaim "models" not found'), "ClaimNotFound", "models"),
-        (unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), "Unschedulable", "nvidia.com/gpu"),
+        (unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), "WaitingForCapacity", "add nodes"),
+        (unscheduled("0/3 nodes are available: 3 Too many pods."), "WaitingForCapacity", "such as servers"),
+        (unscheduled("0/3 nodes are available: 3 node(s) had untolerated taint"), "Unschedulable", "small-distil"),
     ],
 )
 def test_a_pod_that_does_not_start_says_why_and_recovers(status, reason, words):
@@ -323,13 +325,18 @@ def test_a_volume_whose_secret_is_missing_is_read_from_events():
     assert world.condition("Ready")["reason"] == "SecretNotFound"
 
 
-def test_a_job_whose_pods_are_refused_says_so():
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [("violates PodSecurity", "PodRefused"), ("exceeded quota: gpus", "WaitingForCapacity")],
+)
+def test_a_job_whose_pods_are_refused_says_so(why, reason):
     world = distilling()
     uid = world.job("distil")["metadata"]["uid"]
-    world.observed = replace(world.observed, warnings={uid: "pods x is forbidden: exceeded quota: gpus"})
+    world.observed = replace(world.observed, warnings={uid: f"pods x is forbidden: {why}"})
     world.settle()
-    assert world.condition("Ready")["reason"] == "PodRefused"
-    assert "exceeded quota: gpus" in world.condition("Ready")["message"]
+    assert world.condition("Ready")["reason"] == reason
+    assert why in world.condition("Ready")["message"]
+    assert world.condition("Progressing")["status"] == "True"
 
 
 def test_a_queued_job_waits_for_its_queue():
@@ -487,3 +494,33 @@ def test_a_spec_is_taken_as_the_api_server_completes_it():
     world.observed = Observed(backbone=finished_backbone())
     world.settle()
     assert world.stages_with_jobs() == {"resolve"}
+
+
+def test_pods_of_a_gone_resource_that_ran_the_same_stage_are_waited_for():
+    owner, world = drafter(), drafter()
+    world.resource["metadata"].update(name="other", uid="other")
+    for each in (owner, world):
+        each.settle()
+    owner.succeed("resolve")
+    owner.start("regenerate")
+    pod = owner.pods[-1]  # its resource and its Job are deleted; it has its grace period
+    world.pods.append(pod)
+    world.succeed("resolve")
+    assert world.stages_with_jobs() == {"baseline"}
+    assert "pods of the last attempt" in world.stage("regenerate")["message"]
+    world.pods.remove(pod)
+    world.settle()
+    assert world.stages_with_jobs() == {"baseline", "regenerate"}
+
+
+def test_pods_of_a_job_that_runs_elsewhere_in_vain_do_not_hold_a_stage_up():
+    owner, world = drafter(), drafter()
+    world.resource["metadata"].update(name="other", uid="other")
+    for each in (owner, world):
+        each.settle()
+    owner.succeed("resolve")
+    pod = owner.pod("regenerate", phase="Pending", **waiting("ErrImagePull", "x:y"))
+    world.pods.append(pod)
+    world.jobs.append(owner.job("regenerate"))
+    world.succeed("resolve")
+    assert world.stage("regenerate")["attempts"] == 1

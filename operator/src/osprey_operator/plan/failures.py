@@ -22,6 +22,8 @@ PULL_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+NO_ROOM = re.compile(r"\bInsufficient \S|\bToo many pods\b|\bexceeded quota\b")
+"""How the scheduler and the quota say that a pod would be taken if others took less."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,10 @@ def trouble_of(
     spec = owner.get("spec", {})
     replicas = condition(owner, "ReplicaFailure")
     if replicas is not None:
-        return Trouble(
-            FailureReason.POD_REFUSED, f"the API server takes no pod of {name_of(owner)}: {replicas.get('message', '')}"
+        return _by_message(
+            str(replicas.get("message", "")),
+            FailureReason.POD_REFUSED,
+            f"the API server takes no pod of {name_of(owner)}",
         )
     if spec.get("suspend"):
         return Trouble(ConditionReason.WAITING_FOR_CAPACITY, "waits until its queue admits it")
@@ -80,8 +84,8 @@ def trouble_of(
             if trouble is not None:
                 return trouble
     if not pods and uid_of(owner) in warnings:
-        return Trouble(
-            FailureReason.POD_REFUSED, f"the API server takes no pod of {name_of(owner)}: {warnings[uid_of(owner)]}"
+        return _by_message(
+            warnings[uid_of(owner)], FailureReason.POD_REFUSED, f"the API server takes no pod of {name_of(owner)}"
         )
     return None
 
@@ -145,7 +149,9 @@ def _pod_trouble(pod: KubernetesObject, warnings: Mapping[str, str]) -> Trouble 
     status = pod.get("status", {})
     scheduled = next((entry for entry in status.get("conditions", []) if entry["type"] == "PodScheduled"), None)
     if status.get("phase") == "Pending" and scheduled is not None and scheduled["status"] == "False":
-        return _by_message(str(scheduled.get("message", "")), FailureReason.UNSCHEDULABLE, "no node takes the pod")
+        return _by_message(
+            str(scheduled.get("message", "")), FailureReason.UNSCHEDULABLE, f"no node takes pod {name_of(pod)}"
+        )
     for container in containers(pod):
         waiting = container.get("state", {}).get("waiting", {})
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
@@ -171,7 +177,12 @@ def _pod_trouble(pod: KubernetesObject, warnings: Mapping[str, str]) -> Trouble 
 
 
 def _by_message(message: str, reason: FailureReason, what: str) -> Trouble:
-    """Recognise a missing Secret or claim in a sentence of the kubelet's or the scheduler's."""
+    """Recognise a lack of room, or a missing Secret or claim, in a sentence of the cluster's."""
+    if NO_ROOM.search(message):
+        return Trouble(
+            ConditionReason.WAITING_FOR_CAPACITY,
+            f"{what} until there is room: {message}: add nodes or quota, or let others, such as servers, have less",
+        )
     if re.search(r"persistentvolumeclaim \S+ not found", message):
         return Trouble(
             FailureReason.CLAIM_NOT_FOUND, f"{message}: create the PersistentVolumeClaim, or correct its name"

@@ -49,14 +49,12 @@ from osprey_operator.children import (
     stage_ended_at,
     success_of,
     template_hash,
+    uid_of,
 )
-from osprey_operator.manifests.stage_job import stage_job
+from osprey_operator.manifests.stage_job import DISTRIBUTED, stage_job
 from osprey_operator.plan.failures import Failure, Trouble, failure_of, trouble_of
 from osprey_operator.plan.results import metrics_of
 from osprey_operator.state import Event, KubernetesObject, Observed, Owner, Settings
-
-TRAINING = frozenset({StageName.PRETRAIN, StageName.DISTIL})
-"""Stages that run on all of the job's nodes and GPUs."""
 
 ACCESS = frozenset(
     {
@@ -200,7 +198,7 @@ class Pipeline:
 
     def _execution(self, stage: StageName) -> Execution:
         job = self.spec.job
-        if stage in TRAINING:
+        if stage in DISTRIBUTED:
             return Execution(
                 nodes=job.nodes,
                 processes_per_node=max(job.gpus_per_node, 1),
@@ -363,16 +361,19 @@ class _Attempt:
         return self._pending(attempts=self.before.attempts + 1, job=self.name), None
 
     def _pods_of_former_jobs(self) -> list[KubernetesObject]:
-        """Return the pods of earlier Jobs of this stage: two attempts at once would fight over the checkpoints."""
-        marks = (LABEL_KIND, LABEL_NAME, LABEL_STAGE, LABEL_FINGERPRINT)
-        return [pod for pod in self.observed.pods if all(label(pod, key) == label(self.made, key) for key in marks)]
+        """Return the pods of ended attempts at this stage: two at once would fight over the checkpoints.
+
+        A resource that shared its Job may be gone, and its pods still be saving theirs.
+        """
+        others = {uid_of(job) for job in self.observed.jobs if not self.pipeline.is_mine(job) and not is_deleting(job)}
+        return [pod for pod in self.observed.pods if _mark(pod) == _mark(self.made) and not owner_uids(pod) & others]
 
     def _shared_job(self) -> KubernetesObject | None:
         """Return another resource's Job of the same fingerprint that may yet give the result."""
         for job in sorted(self.observed.jobs, key=name_of):
             if self.pipeline.is_mine(job) or is_deleting(job) or job_failed(job):
                 continue
-            if any(label(job, key) != label(self.made, key) for key in (LABEL_STAGE, LABEL_FINGERPRINT)):
+            if _mark(job) != _mark(self.made):
                 continue
             pods = pods_of(job, self.observed.pods)
             if job_complete(job):
