@@ -126,13 +126,6 @@ def test_of_several_pods_the_last_completes_it(store, make_files, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["rank-0.pt", "rank-1.pt"]
 
 
-def test_deleting_all(checkpoints, save, store):
-    save(checkpoints, 100)
-    store.write(f"{PREFIX}/manifest.json", b"{}")
-    checkpoints.delete_all()
-    assert [entry.key for entry in store.list(PREFIX)] == [f"{PREFIX}/manifest.json"]
-
-
 def test_failed_upload_is_told_by_the_next_call(s3_location, make_files, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "revoked")
     checkpoints = Checkpoints(open_store(s3_location), PREFIX, "a", keep=2)

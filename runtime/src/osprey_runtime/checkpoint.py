@@ -134,10 +134,6 @@ class Checkpoints:
         if failure is not None:
             raise failure
 
-    def delete_all(self) -> None:
-        """Delete all checkpoints: the artifact is finished."""
-        self._store.delete([entry.key for entry in self._store.list(self._root)])
-
     def _run(self, files: Path, step: int) -> None:
         try:
             self._put(files, step)
