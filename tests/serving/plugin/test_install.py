@@ -67,6 +67,13 @@ def test_an_unknown_sglang_is_refused(folder, tmp_path):
     assert result.stderr.startswith("osprey plugin: SGLang is 0.6.0; this plugin (osprey-serving")
 
 
+def test_an_sglang_without_metadata_is_refused(folder):
+    """A checkout on PYTHONPATH has none; SGLang would swallow the error and serve without the plugin."""
+    result = python("import osprey_serving.plugin as p; p.register()", folder)
+    assert result.returncode == 64
+    assert "osprey plugin: cannot be set up in SGLang of an unknown version: PackageNotFoundError" in result.stderr
+
+
 def test_a_hook_without_a_target_is_refused(folder, tmp_path):
     """SGLang would only log it."""
     info = tmp_path / "other" / "sglang-0.5.23.dist-info"

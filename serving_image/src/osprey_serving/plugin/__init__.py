@@ -20,10 +20,11 @@ VERSION_KEY = "osprey_plugin"
 
 def register() -> None:
     """Register the drafter's class and the hooks, or end the process with exit code 64."""
-    found = version("sglang")
-    if found not in SGLANG_VERSIONS:
-        stop(f"SGLang is {found}; this plugin (osprey-serving {_version()}) knows {', '.join(SGLANG_VERSIONS)}")
+    found = "of an unknown version"
     try:
+        found = version("sglang")
+        if found not in SGLANG_VERSIONS:
+            stop(f"SGLang is {found}; this plugin (osprey-serving {_version()}) knows {', '.join(SGLANG_VERSIONS)}")
         _register()
     except Exception as error:  # noqa: BLE001  SGLang would swallow it and serve without the plugin
         stop(f"cannot be set up in SGLang {found}: {type(error).__name__}: {error}")
