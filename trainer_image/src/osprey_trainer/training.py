@@ -230,6 +230,7 @@ class _PodCheckpoints:
         folder = ctx.scratch / f"checkpoint-{step}"
         if ctx.local_rank == 0:
             shutil.rmtree(self._restored, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed meanwhile
             folder.mkdir()
         dist.barrier()
         write(folder)

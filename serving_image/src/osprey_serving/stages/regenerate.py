@@ -122,11 +122,13 @@ class FinishedAnswers:
         """Numbers of the prompts that are answered."""
         self._folder = folder
         self._open = folder.with_suffix(".open")
+        self._snapshot = folder.with_suffix(".snapshot")
         self._checkpoints = checkpoints
         self._save_every = save_every
         self._unsaved = 0
         self._open.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        for left_over in (folder, self._snapshot):
+            shutil.rmtree(left_over, ignore_errors=True)
         folder.mkdir(parents=True)
         if newest := checkpoints.latest():
             checkpoints.restore(newest, folder)
@@ -160,11 +162,10 @@ class FinishedAnswers:
 
     def _checkpoint(self) -> None:
         self._close()
-        snapshot = self._folder.with_suffix(".snapshot")  # `save` takes the folder that it is given
-        snapshot.mkdir()
+        self._snapshot.mkdir()  # `save` takes the folder that it is given
         for part in self._folder.iterdir():
-            (snapshot / part.name).hardlink_to(part)
-        self._checkpoints.save(snapshot, len(self.finished))
+            (self._snapshot / part.name).hardlink_to(part)
+        self._checkpoints.save(self._snapshot, len(self.finished))
 
     def _close(self) -> None:
         self._open.rename(self._folder / f"part-{len(self.finished):09d}.jsonl")
