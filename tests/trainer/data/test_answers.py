@@ -30,7 +30,10 @@ def test_files_are_read_in_order_with_names(tmp_path):
     assert first.answer_mask.tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("bad", ["{", "[]", '{"domain": "x", "prompt_ids": [1]}', line([1], [100]), line([-1], [1])])
+@pytest.mark.parametrize(
+    "bad",
+    ["{", "[]", '{"domain": "x", "prompt_ids": [1]}', line([1], [100]), line([-1], [1]), line([], [1, 2, 3])],
+)
 def test_a_broken_line_is_named(tmp_path, bad):
     folder = write(tmp_path, [line([1], [2]), bad])
     with pytest.raises(TrainerError, match=r"answers-00000\.jsonl, line 2") as caught:

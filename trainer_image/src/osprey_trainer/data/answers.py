@@ -101,6 +101,8 @@ def _dialogue(fields: dict[str, Any], name: str, vocab_size: int) -> Dialogue:
     for part in (prompt, answer):
         if part.ndim != 1 or (len(part) and not 0 <= part.min() <= part.max() < vocab_size):
             raise ValueError(f"ids must be a list of numbers from 0 to {vocab_size - 1}")
+    if not len(prompt):
+        raise ValueError("prompt_ids is empty: nothing asked for the answer")
     return Dialogue(name, fields["domain"], prompt, answer)
 
 

@@ -70,7 +70,8 @@ class DocumentTokenizer:
             )
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return cls(tokenizer, hf.eos_token_id, tokenizer.get_vocab_size(with_added_tokens=True))
+        ids = tokenizer.get_vocab(with_added_tokens=True).values()  # their number says too little: ids may have holes
+        return cls(tokenizer, hf.eos_token_id, max(ids) + 1)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, in parallel over texts; neither a begin nor an end token is added."""

@@ -20,7 +20,7 @@ _LOGIT_OPTIONS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "l
 def default_tapped_layers(num_layers: int) -> tuple[int, ...]:
     """The three layers whose *inputs* are tapped: [2, n//2, n-3], as SGLang and vLLM choose by default.
 
-    Targets too small for three distinct ones get the three nearest to that: layers 1, 2 and so on, then 0.
+    Targets of 4 to 6 layers, too small for three distinct ones, get their last three.
 
     Raises:
         TrainerError: UNSUPPORTED_MODEL for fewer than three layers.
@@ -31,9 +31,7 @@ def default_tapped_layers(num_layers: int) -> tuple[int, ...]:
             f"The target has {num_layers} layers; three are tapped, so it needs at least three.",
         )
     layers = sorted({2, num_layers // 2, num_layers - 3})
-    if len(layers) == 3 and layers[0] > 0:
-        return tuple(layers)
-    return (0, 1, 2) if num_layers == 3 else tuple(range(num_layers - 3, num_layers))
+    return tuple(layers) if len(layers) == 3 else tuple(range(num_layers - 3, num_layers))
 
 
 def check_tapped_layers(tapped_layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
