@@ -130,6 +130,7 @@ def test_distil_trains_the_drafter(outcome, folder, greedy_answers):
     assert drafter.config == initial.config
     assert torch.equal(drafter.d2t, initial.d2t)
     assert not torch.equal(drafter.fc.weight, initial.fc.weight)
+    assert not torch.equal(drafter.embed_tokens.weight, initial.embed_tokens.weight)
     report = json.loads((folder("distil") / "training.json").read_text())
     assert report["config"]["unroll"] == 3
     assert report["dialogues"]["kept"] == 24
@@ -158,6 +159,8 @@ def test_a_drafter_from_scratch_has_the_targets_embedding(chain, claims, greedy_
     assert torch.equal(drafter.embed_tokens.weight, target.model.embed_tokens.weight)
     trained = machine.done(machine.distil(outcome.artifact, machine.answers(greedy_answers), teacher="Online"))
     assert trained.result.final_loss < trained.result.first_loss
+    served = Drafter.load(machine.files(trained.artifact))
+    assert torch.equal(served.embed_tokens.weight, target.model.embed_tokens.weight)  # SGLang shares the target's
 
 
 def test_online_and_captured_states_train_alike(chain, greedy_answers):

@@ -29,7 +29,7 @@ from osprey_trainer.data.answers import Dialogue, fit, read_dialogues
 from osprey_trainer.data.dialogues import DialogueBatches
 from osprey_trainer.data.teacher import OnlineTeacher, Teacher, alike_in_length, capture
 from osprey_trainer.errors import TrainerError
-from osprey_trainer.models.draft import Drafter, text_config
+from osprey_trainer.models.draft import Arrangement, Drafter, text_config
 from osprey_trainer.models.hf_names import read_config
 from osprey_trainer.models.target import Target
 from osprey_trainer.objectives import Distillation
@@ -79,7 +79,7 @@ def run(ctx: StageContext) -> DistilResult:
             target.head,
             steps=config.unroll,
             decay=config.decay,
-            train_embedding=not config.freeze_embedding,
+            train_embedding=_trains_embedding(drafter, config),
         )
         del target  # with captured states nothing else holds it
         sample = _spread(dialogues, _SAMPLE)
@@ -122,6 +122,11 @@ def run(ctx: StageContext) -> DistilResult:
         final_loss=trained.final_loss,
         simulated_acceptance_length=acceptance_length,
     )
+
+
+def _trains_embedding(drafter: Drafter, config: DistilConfig) -> bool:
+    """An EAGLE-3 drafter keeps the target's embedding: SGLang gives it the target's when it loads it."""
+    return drafter.config.arrangement is Arrangement.OSPREY and not config.freeze_embedding
 
 
 def _dtype(config: DistilConfig) -> torch.dtype:
