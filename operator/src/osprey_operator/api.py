@@ -27,6 +27,9 @@ PATHS = {
 }
 """Kind -> where its objects are."""
 
+PATCH_TEST_FAILED = "the server rejected our request due to an error in our request"
+"""All that the API server says of a JSON patch whose test fails; a status that breaks the schema is named instead."""
+
 
 class ApiError(Exception):
     """The API server answered with an error."""
@@ -96,7 +99,7 @@ class Api:
                 field_manager=FIELD_MANAGER,
             )
         except ApiError as error:
-            if error.status == 404 or (error.status == 422 and "test" in error.message):
+            if error.status == 404 or (error.status == 422 and error.message == PATCH_TEST_FAILED):
                 return None  # it is gone, or another one has its name by now
             raise
 

@@ -86,9 +86,11 @@ class Executor:
         if status == (resource.get("status") or {}):
             return False
         written = await self._api.replace_status(resource, status)
-        if written is not None:
-            self._cache.put(written)
-        return written is not None
+        if written is None:
+            self._cache.drop(resource)
+            return False
+        self._cache.put(written)
+        return True
 
     async def emit(self, resource: KubernetesObject, event: Event, now: str) -> None:
         """Record an event; one that is lost is no reason to fail."""
@@ -131,7 +133,8 @@ class Executor:
         return []
 
     async def _apply(self, child: KubernetesObject, owner: Owner) -> list[Refused]:
-        if self._cache.get(child["kind"], owner.namespace, name_of(child)) is None:
+        known = self._cache.get(child["kind"], owner.namespace, name_of(child))
+        if known is None or owner.uid not in owner_uids(known):
             taken = await self._taken(child, owner)
             if taken:
                 return taken

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from osprey_api import backbone, drafter
-from osprey_api.naming import LABEL_KIND, LABEL_NAME, LABEL_VALUE_LIMIT, shortened
+from osprey_api.naming import LABEL_KIND
 from osprey_api.status import StageState
 from osprey_operator.api import Api
 from osprey_operator.cache import Cache
@@ -51,7 +51,7 @@ class Observer:
             ApiError: the API server refuses to tell.
         """
         namespace, uid = resource["metadata"]["namespace"], uid_of(resource)
-        await self._read_again(resource, now)
+        await self._read_again(namespace, now)
         await self._read_pods_of_ended_jobs(resource, now)
         jobs = self._cache.of("Job", namespace)
         pods = self._cache.of("Pod", namespace)
@@ -78,26 +78,20 @@ class Observer:
         window = (resource["spec"].get("adaptation") or {}).get("windowSeconds", DEFAULT_WINDOW_SECONDS)
         return self._live.traffic(uid_of(resource), window)
 
-    def forget(self, uid: str) -> None:
-        """A resource is gone."""
-        self._read_at.pop(uid, None)
+    async def _read_again(self, namespace: str, now: datetime) -> None:
+        """Now and then read all of a namespace anew: the deletion of something may never have been told.
 
-    async def _read_again(self, resource: KubernetesObject, now: datetime) -> None:
-        """Now and then read a resource's children anew: the deletion of one may never have been told."""
-        uid = uid_of(resource)
-        last = self._read_at.setdefault(uid, now)
+        Not only a resource's own children: it may wait for a Job, or for pods, of another one.
+        """
+        last = self._read_at.setdefault(namespace, now)
         if now - last < self._resync:
             return
-        self._read_at[uid] = now
-        namespace = resource["metadata"]["namespace"]
-        name = shortened(resource["metadata"]["name"], LABEL_VALUE_LIMIT)
-        labels = f"{LABEL_KIND}={resource['kind']},{LABEL_NAME}={name}"
-        for kind in ("Job", "Pod", *CHILDREN):
-            known = [
-                each
-                for each in self._cache.of(kind, namespace)
-                if label(each, LABEL_KIND) == resource["kind"] and label(each, LABEL_NAME) == name
-            ]
+        self._read_at[namespace] = now
+        for kind, labels in (
+            *((kind, None) for kind in (backbone.KIND, drafter.KIND)),
+            *((kind, LABEL_KIND) for kind in ("Job", "Pod", *CHILDREN)),
+        ):
+            known = self._cache.of(kind, namespace)
             self._cache.reconcile(known, await self._api.list(kind, namespace, labels=labels))
 
     async def _read_pods_of_ended_jobs(self, resource: KubernetesObject, now: datetime) -> None:

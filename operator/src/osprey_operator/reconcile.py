@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from osprey_api import backbone, drafter
 from osprey_operator.cache import Cache
 from osprey_operator.children import is_deleting, name_of, uid_of
 from osprey_operator.execute import Executor, Refused
@@ -54,10 +55,7 @@ class Reconciler:
         """
         resource = self._cache.get(key.kind, key.namespace, key.name)
         if resource is None or is_deleting(resource):
-            # Its children are deleted with it by their owner references.
-            if resource is not None:
-                self._refusals.pop(uid_of(resource), None)
-                self._observer.forget(uid_of(resource))
+            self._forget_gone()  # its children are deleted with it by their owner references
             return None
         owner = owner_of(resource)
         now = self._clock().replace(microsecond=0)
@@ -80,6 +78,10 @@ class Reconciler:
             for event in planned.events:
                 await self._executor.emit(resource, event, stamp)
         return planned.requeue_after
+
+    def _forget_gone(self) -> None:
+        there = {uid_of(each) for kind in (backbone.KIND, drafter.KIND) for each in self._cache.everywhere(kind)}
+        self._refusals = {uid: known for uid, known in self._refusals.items() if uid in there}
 
     def _remembered(self, refused: Refused, known: dict[str, _Known], now: datetime) -> _Known:
         before = known.get(refused.child)
