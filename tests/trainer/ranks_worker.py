@@ -45,10 +45,11 @@ class Checkpoints:
         write(self.folder)
 
 
-def run(rank: int, rendezvous: Path, source: Path, out: Path, *, stop_at: int | None) -> None:
+def run(rank: int, port: int, source: Path, out: Path, *, stop_at: int | None) -> None:
     """One of two ranks; sends itself SIGTERM after step `stop_at`."""
-    os.environ["LOCAL_RANK"] = str(rank)  # noqa: TID251 - as torchrun does
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    os.environ.update(  # noqa: TID251 - as the runner does
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
 
     def progress(step, *_rest) -> None:
         if step == stop_at:
@@ -62,5 +63,6 @@ def run(rank: int, rendezvous: Path, source: Path, out: Path, *, stop_at: int | 
         progress=progress,
         checkpoints=Checkpoints(out / "checkpoint"),
     )
+    assert dist.get_world_size() == 2
     if rank == 0:
         torch.save(result.weights, out / "weights.pt")

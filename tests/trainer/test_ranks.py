@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dev.network import free_ports
 from osprey_trainer.loop import train
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.objectives import Pretraining
@@ -24,11 +25,11 @@ def two_ranks(worker, source, out, *, stop_at):
     """Exit codes of both."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["osprey_trainer.loop"])  # imports once for all processes
-    rendezvous = out / f"rendezvous-{stop_at}"
+    (port,) = free_ports(1)
     processes = [
         context.Process(
             target=worker.run,
-            args=(rank, rendezvous, source, out),
+            args=(rank, port, source, out),
             # Only one of them is told: the other must learn it from the reduction.
             kwargs={"stop_at": stop_at if rank == 0 else None},
         )

@@ -13,6 +13,7 @@ from deepspeed.ops import __compatible_ops__ as compatible_ops
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is, at run time
 
+from osprey_runtime.settings import environment
 from osprey_trainer.objectives import Objective
 from osprey_trainer.settings import LoopSettings
 
@@ -29,7 +30,7 @@ class Engine:
 
     def __init__(self, objective: Objective[Any], settings: LoopSettings) -> None:
         """Joins the process group and wraps the objective; parameters that need no gradient are left alone."""
-        self.device = _join_process_group()
+        self.device = join_process_group()
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._objective, self._zero_stage = objective, settings.zero_stage
         parameters = [p for p in objective.parameters() if p.requires_grad]
@@ -120,17 +121,21 @@ class _Autocast(nn.Module):
             return self.objective(batch, scale)
 
 
-def _join_process_group() -> torch.device:
-    """Joins the group that torchrun describes, or makes a group of one; returns this rank's device."""
+def join_process_group() -> torch.device:
+    """Joins the group that RANK and torch's other variables describe, or makes a group of one.
+
+    Returns this rank's device. Joining again changes nothing. A group of several is left by whoever joined it, and
+    only when all went well: where a peer is gone, leaving may never end.
+    """
     on_gpu = torch.cuda.is_available()
     backend = "nccl" if on_gpu else "gloo"
     if not dist.is_initialized():
-        if dist.is_torchelastic_launched():
+        if "RANK" in environment():
             dist.init_process_group(backend)
         else:
             os.environ.setdefault("LOCAL_RANK", "0")  # noqa: TID251 - DeepSpeed insists on it
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        atexit.register(dist.destroy_process_group)  # NCCL complains about a group that is never left
+            atexit.register(dist.destroy_process_group)  # NCCL complains about a group that is never left
     # Compiled at start (100 s) for an all-reduce among the processes of one machine without a GPU: not worth it.
     compatible_ops["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from osprey_api.stages import Optimization
 from osprey_runtime.context import StageContext, stopped
 from osprey_trainer.data.split import Split
-from osprey_trainer.engine import _join_process_group as join_process_group
+from osprey_trainer.engine import join_process_group
 from osprey_trainer.loop import BatchSource, Stopped, TrainResult, train
 from osprey_trainer.objectives import Objective
 from osprey_trainer.settings import LoopSettings, Schedule
@@ -39,8 +39,6 @@ def process_group(ctx: StageContext) -> Iterator[torch.device]:
 
     The runner starts the processes and gives each its rank in the variables that torch reads.
     """
-    if ctx.world_size > 1:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = join_process_group()
     if device.type == "cpu":
         _keep_freed_memory()
