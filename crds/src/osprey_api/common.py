@@ -9,7 +9,21 @@ from osprey_api.base import ApiModel, Digest, SubdomainName
 from osprey_api.sources import SOURCE_PATTERN
 from osprey_api.stages import StageName
 
-SourceUri = Annotated[str, Field(max_length=1024, pattern=SOURCE_PATTERN)]
+SourceUri = Annotated[
+    str,
+    Field(
+        max_length=1024,
+        pattern=SOURCE_PATTERN,
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "!self.startsWith('pvc://') || !(self.contains('/../') || self.endsWith('/..'))",
+                    "message": "a path cannot leave its claim: write it without '..'",
+                }
+            ]
+        },
+    ),
+]
 PodTemplate = Annotated[
     dict[str, JsonValue],
     Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),

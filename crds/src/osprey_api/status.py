@@ -28,7 +28,6 @@ class StageState(StrEnum):
     RETRYING = "Retrying"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    SKIPPED = "Skipped"
 
 
 class StageStatus(StatusModel):

@@ -22,7 +22,6 @@ from osprey_operator.state import KubernetesObject
 
 RESOURCE = ("namespace", "name")
 STATUSES = ("True", "False", "Unknown")
-_COMPLETE = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
@@ -192,7 +191,7 @@ def _window_seconds(resource: KubernetesObject) -> float:
 
 
 def _progress(stage: Mapping[str, Any]) -> float:
-    if stage.get("state") in _COMPLETE:
+    if stage.get("state") == StageState.SUCCEEDED:
         return 1.0
     step, total = stage.get("step"), stage.get("totalSteps")
     if step is None or not total:

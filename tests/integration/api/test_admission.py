@@ -101,6 +101,8 @@ REFUSED = [
     (DRAFTER, "data.0.use", "Evaluate", "set use of at least one to Train or TrainAndEvaluate"),
     (DRAFTER, "data.0.use", "Train", "set use of at least one to Evaluate or TrainAndEvaluate"),
     (DRAFTER, "data.0.uri", "http://x/y", "spec.data[0].uri"),
+    (DRAFTER, "data.0.uri", "pvc://models/../secrets", "write it without '..'"),
+    (BACKBONE, "source.uri", "pvc://models/..", "write it without '..'"),
     (DRAFTER, "serving.speculation", {"steps": 3, "draftTokens": 6}, "set draftTokens to steps + 1"),
     (DRAFTER, "serving.replicas", -1, "should be greater than or equal to 0"),
     (DRAFTER, "distillation.learningRate", 0, "spec.distillation.learningRate"),

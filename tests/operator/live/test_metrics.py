@@ -85,7 +85,6 @@ def test_evaluated_figures_come_from_status():
     ("stage", "ratio"),
     [
         ({"state": "Succeeded", "step": 3, "totalSteps": 10}, 1.0),
-        ({"state": "Skipped"}, 1.0),
         ({"state": "Running", "step": 3, "totalSteps": 10}, 0.3),
         ({"state": "Running", "step": 12, "totalSteps": 10}, 1.0),
         ({"state": "Running", "step": 3, "totalSteps": 0}, 0.0),
