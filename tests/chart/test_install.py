@@ -167,7 +167,7 @@ def test_two_cluster_wide_releases_of_one_name(api_cluster, helm, namespace, may
 
 
 ALLOWED = [
-    *((verb, f"{kind}.osprey.dev") for verb in ("get", "list", "watch") for kind in PLURALS),
+    *((verb, f"{kind}.osprey.dev") for verb in ("list", "watch") for kind in PLURALS),
     *(("patch", f"{kind}.osprey.dev/status") for kind in PLURALS),
     *((verb, "jobs.batch") for verb in ("get", "list", "watch", "create", "delete")),
     *((verb, "deployments.apps") for verb in ("get", "list", "watch", "create", "patch", "delete")),
@@ -176,13 +176,15 @@ ALLOWED = [
         for kind in ("services", "configmaps")
         for verb in ("get", "list", "watch", "create", "patch", "delete")
     ),
-    *((verb, "pods") for verb in ("get", "list", "watch")),
+    *((verb, "pods") for verb in ("list", "watch")),
     ("get", "secrets"),
     ("create", "secrets"),
     ("list", "events"),
     ("create", "events"),
 ]
 DENIED = [
+    ("get", "ospreydrafters.osprey.dev"),
+    ("get", "pods"),
     ("update", "ospreydrafters.osprey.dev"),
     ("delete", "ospreydrafters.osprey.dev"),
     ("patch", "jobs.batch"),

@@ -56,7 +56,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "osprey.rules" -}}
 - apiGroups: [osprey.dev]
   resources: [ospreybackbones, ospreydrafters]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [osprey.dev]
   resources: [ospreybackbones/status, ospreydrafters/status]
   verbs: [patch]
@@ -71,7 +71,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]
