@@ -109,24 +109,22 @@ def outcome_in(terminated: Mapping[str, Any]) -> Outcome | None:
 
 def success_of(pods: Iterable[KubernetesObject]) -> Outcome | None:
     """Return what a stage made, as the container that ended well says; None: none does."""
-    for pod in pods:
-        for container in containers(pod):
-            ended = container.get("state", {}).get("terminated")
-            if container["name"] == STAGE_CONTAINER and ended and ended["exitCode"] == 0:
-                outcome = outcome_in(ended)
-                if outcome is not None and outcome.result is not None:
-                    return outcome
-    return None
+    outcomes = (outcome_in(ended) for ended in _ended_well(pods))
+    return next((outcome for outcome in outcomes if outcome is not None and outcome.result is not None), None)
 
 
 def stage_ended_at(pods: Iterable[KubernetesObject]) -> str | None:
     """Return when the stage's container that ended well did so."""
+    return next((str(ended.get("finishedAt", "")) for ended in _ended_well(pods)), None)
+
+
+def _ended_well(pods: Iterable[KubernetesObject]) -> Iterator[Mapping[str, Any]]:
+    """Yield the ends of stages' containers that exited with 0."""
     for pod in pods:
         for container in containers(pod):
             ended = container.get("state", {}).get("terminated")
             if container["name"] == STAGE_CONTAINER and ended and ended["exitCode"] == 0:
-                return str(ended.get("finishedAt", ""))
-    return None
+                yield ended
 
 
 def parse_time(text: str) -> datetime:

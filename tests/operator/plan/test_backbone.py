@@ -82,6 +82,19 @@ def test_an_imported_backbone_is_ready_at_once():
     assert world.jobs == []
 
 
+def test_what_a_backbone_made_before_it_was_imported_goes():
+    world = backbone(job={"nodes": 2})
+    world.settle()
+    for stage in ("resolve", "prune", "tokenize"):
+        world.succeed(stage)
+    assert [child["kind"] for child in world.children] == ["Service"]
+    world.resource["spec"] = {"import": {"uri": "s3://shared/backbone", "digest": digest("x")}}
+    world.edit()
+    world.settle()
+    assert world.jobs == []
+    assert world.children == []
+
+
 def test_a_new_learning_rate_repeats_pretraining_alone():
     world = backbone()
     world.settle()

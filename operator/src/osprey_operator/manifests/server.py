@@ -1,6 +1,7 @@
 """The servers of a drafter: Deployment, Service, the ConfigMap that says what they load, the Secret of their key.
 
-Nothing in the pod template tells the operator's version, so that its upgrade restarts no server. The files that a
+Of an upgrade of the operator the pod template shows only what changed in it: the serving image, which prepares and
+watches the server. So a new one rolls the servers, and whoever pins `images.serving` decides when. The files that a
 server loads are named in a ConfigMap that is called by its content: another drafter is another template, and the
 Deployment rolls.
 """

@@ -43,7 +43,8 @@ def plan_backbone(resource: KubernetesObject, observed: Observed, now: datetime,
             conditions.set(kind, True, ConditionReason.IMPORTED, "")
         conditions.set(ConditionType.PROGRESSING, False, ConditionReason.IMPORTED, "imported")
         imported = ArtifactRef(uri=spec.import_.uri.rstrip("/"), digest=spec.import_.digest)
-        made = tuple(job for job in observed.jobs if owner.uid in owner_uids(job))  # while it still had a source
+        jobs = (job for job in observed.jobs if owner.uid in owner_uids(job))
+        made = (*jobs, *observed.children)  # while it still had a source
         return Plan(delete=made, status=_status(owner.generation, conditions, (), None, imported))
     storage = spec.storage or settings.storage
     if storage is None:
