@@ -35,6 +35,12 @@ def test_what_is_written_is_read(store, tmp_path):
     assert not store.exists("a")
 
 
+def test_files_of_a_folder_can_be_read_by_whom_the_umask_lets(local_location, tmp_path):
+    (tmp_path / "file").touch()
+    open_store(local_location).write("key", b"x")
+    assert (tmp_path / "storage" / "key").stat().st_mode == (tmp_path / "file").stat().st_mode
+
+
 def test_deleting_is_idempotent(store):
     store.write("a/b", b"x")
     store.delete(["a/b", "a/b", "c"])

@@ -2,7 +2,7 @@
 
 import errno
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,10 +78,9 @@ class LocalStore(Store):
     def _place(self, key: str, chunks: Iterator[bytes], *, only_if_absent: bool) -> bool:
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=path.parent)
-        unfinished = Path(name)
+        unfinished = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with unfinished.open("xb") as file:  # not tempfile's: others may read it, as far as the umask lets them
                 for chunk in chunks:
                     file.write(chunk)
             if not only_if_absent:
