@@ -171,6 +171,14 @@ def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, 
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+def test_ctrl_c_saves_a_checkpoint_too(pretraining, windows, tmp_path):
+    checkpoints = Folder(tmp_path)
+    interrupt = Log(after={2: lambda: os.kill(os.getpid(), signal.SIGINT)})
+    with pytest.raises(Stopped):
+        train(pretraining(), Cycle(windows), settings(), progress=interrupt, checkpoints=checkpoints)
+    assert checkpoints.latest() == tmp_path / "3"
+
+
 def test_periodic_checkpoints_are_written_and_the_newest_is_used(pretraining, windows, tmp_path):
     checkpoints = Folder(tmp_path)
     s = settings(steps=5, checkpoint_every_steps=2)

@@ -103,7 +103,7 @@ class _StepReport:
 
 
 class Stopped(SystemExit):
-    """SIGTERM came, and the checkpoint is saved: exit code 143."""
+    """SIGTERM or SIGINT came, and the checkpoint is saved: exit code 143."""
 
     def __init__(self, step: int) -> None:
         super().__init__(ExitCode.STOPPED)
@@ -123,7 +123,7 @@ def train(
     Raises:
         TrainerError: DIVERGED when the loss is not finite, with the step and the names of the batch;
             INVALID_CONFIG when the checkpoint is of another number of ranks.
-        Stopped: after SIGTERM, with a checkpoint saved.
+        Stopped: after SIGTERM or SIGINT, with a checkpoint saved.
     """
     torch.manual_seed(settings.seed)
     run = _Run(objective, batches, settings)
@@ -257,19 +257,20 @@ class _Run(Generic[BatchT]):
 
 
 class _StopSignal:
-    """Remembers SIGTERM, so that a step is finished and a checkpoint written before the end."""
+    """Remembers SIGTERM or SIGINT, so that a step is finished and a checkpoint written before the end."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGTERM, self._ask)
+        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _ask(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
