@@ -18,6 +18,11 @@ def name_of(child: KubernetesObject) -> str:
     return str(child["metadata"]["name"])
 
 
+def called(child: KubernetesObject) -> str:
+    """Return an object's kind and name, which no other one of its namespace has."""
+    return f"{child['kind']} {name_of(child)}"
+
+
 def uid_of(child: KubernetesObject) -> str:
     """Return an object's UID."""
     return str(child["metadata"]["uid"])

@@ -10,7 +10,7 @@ from osprey_api.conditions import FailureReason
 from osprey_api.naming import LABEL_FINGERPRINT, LABEL_STAGE, MANAGED_BY
 from osprey_operator.api import Api, ApiError
 from osprey_operator.cache import Cache
-from osprey_operator.children import annotation, label, name_of, owner_uids, template_hash, uid_of
+from osprey_operator.children import annotation, called, label, name_of, owner_uids, template_hash, uid_of
 from osprey_operator.manifests.server import admin_secret
 from osprey_operator.state import ANNOTATION_APPLIED, Event, KubernetesObject, Owner, Plan
 
@@ -25,6 +25,7 @@ class Refused:
     """A child that the API server would not take."""
 
     child: str
+    """Its kind and name."""
     content: str
     reason: FailureReason
     message: str
@@ -64,7 +65,7 @@ class Executor:
         for child in plan.delete:
             await self._api.delete(child)
             self._cache.drop(child)
-            logger.info("%s: %s %s deleted", owner.name, child["kind"], name_of(child))
+            logger.info("%s: %s deleted", owner.name, called(child))
         for child in plan.create:
             mark = (owner.namespace, label(child, LABEL_STAGE), label(child, LABEL_FINGERPRINT))
             if mark in self._starting or self._began_elsewhere(child, owner, known):
@@ -128,7 +129,7 @@ class Executor:
             if error.status in REFUSALS:
                 return [_refused(child, template_hash(child), error)]
             raise
-        logger.info("%s: %s %s created", owner.name, child["kind"], name_of(child))
+        logger.info("%s: %s created", owner.name, called(child))
         self._put(made)
         return []
 
@@ -144,7 +145,7 @@ class Executor:
             if error.status in REFUSALS:
                 return [_refused(child, annotation(child, ANNOTATION_APPLIED), error)]
             raise
-        logger.info("%s: %s %s applied", owner.name, child["kind"], name_of(child))
+        logger.info("%s: %s applied", owner.name, called(child))
         return []
 
     async def _taken(self, child: KubernetesObject, owner: Owner) -> list[Refused]:
@@ -155,11 +156,8 @@ class Executor:
         if owner.uid in owner_uids(found):
             self._put(found)
             return []
-        message = (
-            f"{child['kind']} {name_of(child)} exists and is not this resource's: "
-            "delete it, or give the resource another name"
-        )
-        return [Refused(name_of(child), _content(child), FailureReason.NAME_TAKEN, message)]
+        message = f"{called(child)} exists and is not this resource's: delete it, or give the resource another name"
+        return [Refused(called(child), _content(child), FailureReason.NAME_TAKEN, message)]
 
     def _began_elsewhere(self, child: KubernetesObject, owner: Owner, known: set[str]) -> bool:
         """Tell whether another resource's Job of the same stage began after the plan was made."""
@@ -180,4 +178,4 @@ def _content(child: KubernetesObject) -> str:
 
 
 def _refused(child: KubernetesObject, content: str, error: ApiError) -> Refused:
-    return Refused(name_of(child), content, FailureReason.POD_REFUSED, f"the API server refuses it: {error.message}")
+    return Refused(called(child), content, FailureReason.POD_REFUSED, f"the API server refuses it: {error.message}")

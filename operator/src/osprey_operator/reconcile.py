@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from osprey_api import backbone, drafter
 from osprey_operator.cache import Cache
-from osprey_operator.children import is_deleting, name_of, uid_of
+from osprey_operator.children import called, is_deleting, uid_of
 from osprey_operator.execute import Executor, Refused
 from osprey_operator.observe import Observer
 from osprey_operator.plan import plan
@@ -65,7 +65,7 @@ class Reconciler:
         done = await self._executor.act(planned, owner, observed.jobs)
         if done.overtaken:
             return SOON_SECONDS
-        tried = {name_of(child) for child in (*planned.create, *planned.apply)} | {planned.admin_secret or ""}
+        tried = {called(child) for child in (*planned.create, *planned.apply)} | {f"Secret {planned.admin_secret}"}
         for child in tried - {refused.child for refused in done.refused}:
             known.pop(child, None)
         if done.refused:

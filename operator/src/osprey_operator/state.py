@@ -124,7 +124,7 @@ class Observed:
     """UID of a Job -> what its pod says."""
     traffic: Traffic | None = None
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
-    """Name of a child that the API server refused -> why."""
+    """Kind and name of a child that the API server refused -> why."""
 
 
 @dataclass(frozen=True)

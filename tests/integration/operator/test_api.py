@@ -71,8 +71,14 @@ def test_a_known_object_of_somebody_else_is_not_applied_to(place, ask):
     mine = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "small"}}
     place.create("ConfigMap", {**mine, "data": {"whose": "theirs"}})
     wanted = {**mine, "metadata": {"name": "small", "namespace": place.namespace}, "data": {"whose": "ours"}}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "small"}}
+    place.create("Service", {**service, "spec": {"ports": [{"port": 80}]}})
     cache = Cache()
     cache.put({**place.get("ConfigMap", "small"), "kind": "ConfigMap"})
-    done = ask(lambda api: Executor(api, cache).act(Plan(apply=(wanted,)), owner, ()))
-    assert [refused.reason for refused in done.refused] == ["NameTaken"]
+    plan = Plan(apply=(wanted, {**service, "metadata": wanted["metadata"]}))
+    done = ask(lambda api: Executor(api, cache).act(plan, owner, ()))
+    assert {refused.child: refused.reason for refused in done.refused} == {
+        "ConfigMap small": "NameTaken",
+        "Service small": "NameTaken",
+    }
     assert place.get("ConfigMap", "small")["data"] == {"whose": "theirs"}

@@ -352,7 +352,7 @@ def test_a_job_that_the_api_server_refuses_is_tried_later_or_when_it_changes():
     name, content = job["metadata"]["name"], template_hash(job)
     world.remove(job)
     world.resource.pop("status")
-    world.refuse(name, content, FailureReason.POD_REFUSED, 20)
+    world.refuse(f"Job {name}", content, FailureReason.POD_REFUSED, 20)
     world.settle()
     assert world.stages_with_jobs() == set()
     entry = world.stage("resolve")
@@ -370,7 +370,7 @@ def test_a_deployment_that_the_api_server_refuses_is_a_condition():
     world.succeed("resolve")
     deployment = world.child("Deployment")
     world.children.remove(deployment)
-    world.refuse("small", annotation(deployment, ANNOTATION_APPLIED), FailureReason.POD_REFUSED, 20)
+    world.refuse("Deployment small", annotation(deployment, ANNOTATION_APPLIED), FailureReason.POD_REFUSED, 20)
     world.settle()
     assert world.condition("Available")["reason"] == "PodRefused"
     world.wait(20)

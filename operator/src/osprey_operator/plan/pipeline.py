@@ -35,6 +35,7 @@ from osprey_api.stages import (
 )
 from osprey_api.status import Resolved, StageState, StageStatus
 from osprey_operator.children import (
+    called,
     is_deleting,
     job_complete,
     job_failed,
@@ -336,7 +337,7 @@ class _Attempt:
         return self._start()
 
     def _start(self) -> tuple[StageStatus, Outcome | None]:
-        refusal = self.observed.refusals.get(self.name)
+        refusal = self.observed.refusals.get(called(self.made))
         if refusal is not None and refusal.content == self.content and self.now < refusal.retry_at:
             return self._entry(
                 StageState.RETRYING,

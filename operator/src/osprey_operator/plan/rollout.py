@@ -6,7 +6,7 @@ from datetime import datetime
 from osprey_api.conditions import FailureReason
 from osprey_api.fingerprint import sha256
 from osprey_api.naming import LABEL_STAGE, SERVER_PORT
-from osprey_operator.children import annotation, is_deleting, label, name_of
+from osprey_operator.children import annotation, called, is_deleting, label, name_of
 from osprey_operator.manifests.metadata import LABEL_OWNER_UID
 from osprey_operator.plan.failures import Trouble, trouble_of
 from osprey_operator.state import ANNOTATION_APPLIED, KubernetesObject, Observed, Owner
@@ -41,13 +41,13 @@ def roll_out(owner: Owner, wanted: list[KubernetesObject], secret: str, observed
     apply: list[KubernetesObject] = []
     wake_at: list[datetime] = []
     trouble: Trouble | None = None
-    refusal = observed.refusals.get(secret)
+    refusal = observed.refusals.get(f"Secret {secret}")
     secret_refused = refusal is not None and now < refusal.retry_at
     if refusal is not None and secret_refused:
         trouble = Trouble(refusal.reason, refusal.message)
         wake_at.append(refusal.retry_at)
     for child in marked:
-        refusal = observed.refusals.get(name_of(child))
+        refusal = observed.refusals.get(called(child))
         content = annotation(child, ANNOTATION_APPLIED)
         if refusal is not None and refusal.content == content and now < refusal.retry_at:
             trouble = Trouble(refusal.reason, refusal.message)
