@@ -174,7 +174,7 @@ def test_nothing_made_is_a_bug(start, make_task):
         ("fail:STOPPED", ExitCode.STOPPED, FailureReason.STOPPED, "as asked"),
         ("bug", ExitCode.BUG, FailureReason.INTERNAL_ERROR, r"KeyError: 'nobody\nexpects this'"),
         ("memory", ExitCode.WRONG_INPUT, FailureReason.OUT_OF_MEMORY, "memory ran out"),
-        ("disk", ExitCode.TRY_AGAIN, FailureReason.OUT_OF_DISK, "no space left"),
+        ("disk", ExitCode.TRY_AGAIN, FailureReason.OUT_OF_DISK, "no space left on the disk: mount"),
     ],
 )
 def test_failure_has_a_reason_and_an_exit_code(start, make_task, store, sample, code, reason, words):  # noqa: PLR0917 - cases

@@ -16,9 +16,8 @@ def failure_of(error: BaseException) -> StageError:
         return error
     name, text = type(error).__name__, " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return StageError(
-            FailureReason.OUT_OF_DISK, f"no space left on the disk of {error.filename}: mount a larger scratch volume"
-        )
+        where = f" of {error.filename}" if error.filename else ""  # a failed write names no file
+        return StageError(FailureReason.OUT_OF_DISK, f"no space left on the disk{where}: mount a larger scratch volume")
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "can't allocate memory" in text:
         return StageError(
             FailureReason.OUT_OF_MEMORY,
