@@ -1,6 +1,7 @@
 """What the operator's own client makes of the API server's answers."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 from kubernetes.aio import config
@@ -9,9 +10,11 @@ from kubernetes.aio.client import ApiClient, Configuration
 from osprey_operator.api import Api, ApiError
 from osprey_operator.cache import Cache
 from osprey_operator.execute import Executor
+from osprey_operator.live import LiveMonitor
+from osprey_operator.observe import Observer
 from osprey_operator.plan.common import owner_of
 from osprey_operator.state import Plan
-from tests.operator.world import BACKBONE_SPEC, DRAFTER_SPEC
+from tests.operator.world import BACKBONE_SPEC, DRAFTER_SPEC, START
 
 pytestmark = pytest.mark.cluster
 
@@ -82,3 +85,29 @@ def test_a_known_object_of_somebody_else_is_not_applied_to(place, ask):
         "Service small": "NameTaken",
     }
     assert place.get("ConfigMap", "small")["data"] == {"whose": "theirs"}
+
+
+def test_what_was_deleted_unheard_is_noticed_in_time(place, ask):
+    place.apply("OspreyDrafter", "small", DRAFTER_SPEC)
+    found = {**place.get("OspreyDrafter", "small"), "kind": "OspreyDrafter"}
+    meta = {"name": "ghost", "namespace": place.namespace}
+    ghosts = [
+        {"kind": kind, "metadata": {**meta, "uid": f"{kind}-ghost", "labels": {"osprey.dev/kind": "OspreyDrafter"}}}
+        for kind in ("OspreyBackbone", "Job", "Pod", "Deployment", "Service", "ConfigMap")
+    ]
+    cache = Cache()
+    for each in (found, *ghosts):
+        cache.put(each)
+
+    async def look(api):
+        observer = Observer(api, cache, LiveMonitor(), resync_seconds=300)
+        for seconds in (0, 299, 300):
+            seen = await observer.observe(found, {}, START + timedelta(seconds=seconds))
+            yield len(seen.jobs), len(seen.pods)
+
+    async def looks(api):
+        return [each async for each in look(api)]
+
+    assert ask(looks) == [(1, 1), (1, 1), (0, 0)]
+    assert not any(cache.of(each["kind"], place.namespace) for each in ghosts)
+    assert cache.get("OspreyDrafter", place.namespace, "small")
