@@ -56,7 +56,8 @@ def test_only_the_prompts_that_matter_are_in_a_fingerprint():
     world.succeed("resolve")
     regenerate = task_of(world.job("regenerate")).config
     baseline = task_of(world.job("baseline")).config
-    assert [prompt.name for prompt in regenerate.prompts] == ["math", "code"]
+    # `chat` only evaluates, but what it holds out must be in nobody's training.
+    assert {prompt.name: prompt.train for prompt in regenerate.prompts} == {"math": True, "code": True, "chat": False}
     assert [prompt.name for prompt in baseline.prompts] == ["math", "chat"]
     before = world.stage("baseline")["fingerprint"], world.stage("regenerate")["fingerprint"]
     data = [{**entry, "samples": 7} for entry in world.spec["data"]]
@@ -217,6 +218,39 @@ def test_a_better_drafter_supersedes():
     left = {child["metadata"]["name"] for child in world.children if child["kind"] == "ConfigMap"}
     assert len(left) == 1
     assert not left & before
+
+
+def test_a_drafter_on_its_way_is_overtaken_by_a_better_one():
+    world = ready_drafter()
+    for rate, length in ((0.5, 2.5), (0.6, 3.0)):
+        world.edit(distillation={"learningRate": rate})
+        world.settle()
+        world.succeed("distil")
+        world.succeed("evaluate", evaluation(length=length))
+    states = [entry["state"] for entry in world.resource["status"]["revisions"]]
+    assert states == ["RollingOut", "Superseded", "Serving"]
+    world.roll()
+    states = [entry["state"] for entry in world.resource["status"]["revisions"]]
+    assert states == ["Serving", "Superseded", "Superseded"]
+
+
+def test_a_rollout_is_not_over_while_a_server_of_the_old_drafter_answers():
+    world = ready_drafter()
+    deployment = world.child("Deployment")
+    deployment["status"]["replicas"] = 3
+    world.settle()
+    assert world.condition("RolledOut")["reason"] == "RollingOut"
+    assert world.is_true("Available")
+    world.roll()
+    assert world.is_true("RolledOut")
+
+
+def test_a_finished_drafter_stays_ready_when_it_is_suspended():
+    world = ready_drafter()
+    world.edit(suspend=True)
+    world.settle()
+    assert world.is_true("Ready")
+    assert world.is_true("Suspended")
 
 
 def test_the_history_of_revisions_is_bounded():

@@ -89,6 +89,31 @@ def test_the_retry_annotation_gives_another_chance():
     assert world.is_true("Trained")
 
 
+def test_a_server_that_refuses_its_drafter_is_no_passing_failure():
+    world = distilling()
+    world.succeed("distil")
+    refusal = {"exitCode": 64, "message": "osprey plugin: 3 tensors are missing", "reason": "Error"}
+    timeout = Outcome(failure=FailureReason.SERVER_TIMEOUT, message="the server did not come")
+    stage = {
+        "exitCode": 75,
+        "message": timeout.model_dump_json(),
+        "reason": "Error",
+        "finishedAt": "2026-01-01T00:00:00Z",
+    }
+    world.end("evaluate", code=75)
+    world.pod(
+        "evaluate",
+        phase="Failed",
+        containerStatuses=[{"name": "stage", "state": {"terminated": stage}}],
+        initContainerStatuses=[{"name": "server", "lastState": {"terminated": refusal}, "state": {}}],
+    )
+    world.stage("evaluate").update(state="Running")
+    world.settle()
+    assert world.stage("evaluate")["state"] == "Failed"
+    assert world.stage("evaluate")["reason"] == "ServerFailed"
+    assert "3 tensors are missing" in world.stage("evaluate")["message"]
+
+
 def test_a_changed_template_gives_another_chance():
     world = distilling()
     world.end("distil", code=137, reason="OOMKilled")
@@ -454,6 +479,21 @@ def test_a_stage_that_another_resource_runs_is_waited_for_and_shared():
     assert third.stage("regenerate")["state"] == "Succeeded"
     assert third.stage("regenerate")["job"] == shared["metadata"]["name"]
     assert third.stages_with_jobs() == {"convert"}
+
+
+def test_a_result_in_another_storage_is_not_shared():
+    owner = drafter()
+    world = drafter(storage={"uri": "s3://elsewhere/test"})
+    world.resource["metadata"].update(name="other", uid="other")
+    for each in (owner, world):
+        each.settle()
+    owner.succeed("resolve")
+    owner.succeed("regenerate")
+    world.jobs.append(owner.job("regenerate"))
+    world.pods.append(owner.pods[-1])
+    world.succeed("resolve")
+    assert len([job for job in world.jobs if "regenerate" in job["metadata"]["name"]]) == 2
+    assert world.stage("regenerate")["state"] == "Pending"
 
 
 def test_a_shared_stage_that_fails_or_goes_is_run_here():

@@ -114,8 +114,13 @@ def _dead_server(pod: KubernetesObject) -> Failure | None:
     for container in containers(pod):
         if container["name"] == "server":
             for state in (container.get("state", {}), container.get("lastState", {})):
-                if state.get("terminated", {}).get("reason") == "OOMKilled":
+                ended = state.get("terminated", {})
+                if ended.get("reason") == "OOMKilled":
                     return _out_of_memory("server")
+                if ended.get("exitCode") == ExitCode.WRONG_INPUT:  # the plugin refuses: the next start would, too
+                    said = str(ended.get("message") or "").strip()[-500:]
+                    message = f"the server refuses its drafter or its arguments: {said or 'see its log'}"
+                    return Failure(FailureReason.SERVER_FAILED, message, ExitCode.WRONG_INPUT)
     return None
 
 

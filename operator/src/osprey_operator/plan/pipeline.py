@@ -454,7 +454,7 @@ class _Attempt:
         return outcome.artifact.uri == self.task.prefix
 
     def _remove_leftover(self) -> None:
-        if self.job is None or job_finished(self.job) or is_deleting(self.job):
+        if self.job is None or job_finished(self.job):
             return
         ended = stage_ended_at(pods_of(self.job, self.observed.pods))
         if not ended:

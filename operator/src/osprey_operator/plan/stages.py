@@ -84,7 +84,7 @@ def regenerate(spec: OspreyDrafterSpec, resolved: Resolved, settings: Settings) 
     """The target answers the prompts that train."""
     return RegenerateConfig(
         target=resolved.model,
-        prompts=tuple(prompt for prompt in _prompts(spec, resolved) if prompt.train),
+        prompts=_prompts(spec, resolved),  # also those that only evaluate: what they hold out is in no training
         held_out=_held_out(spec),
         max_tokens=spec.regeneration.max_tokens,
         temperature=spec.regeneration.temperature,
@@ -164,7 +164,7 @@ def _prompts(spec: OspreyDrafterSpec, resolved: Resolved) -> tuple[PromptSource,
             name=data.name,
             source=_pinned(resolved, data.name),
             prompt_field=data.prompt_field,
-            samples=data.samples,
+            samples=data.samples if data.use is not DataUse.EVALUATE else None,
             train=data.use is not DataUse.EVALUATE,
             evaluate=data.use is not DataUse.TRAIN,
         )
