@@ -349,6 +349,18 @@ def test_live_acceptance_is_judged_when_there_is_enough_traffic():
     assert [event.reason for event in world.plan.events] == ["BelowEvaluated"]
 
 
+def test_live_acceptance_is_held_against_the_drafter_that_serves_not_against_a_rejected_one():
+    world = ready_drafter(adaptation={"maxAcceptanceDrop": 0.1, "minVerifySteps": 500})
+    world.observed = replace(world.observed, traffic=Traffic(500, 1.85, 20.0))
+    world.edit(distillation={"learningRate": 0.5})
+    world.settle()
+    world.succeed("distil")
+    world.succeed("evaluate", evaluation(length=4.0, speedup=0.7))
+    assert world.condition("GatePassed")["reason"] == "TooSlow"
+    assert world.resource["status"]["acceptanceLength"]["evaluatedCorpus"] == 3.9
+    assert world.condition("AcceptanceDegraded")["reason"] == "AsEvaluated"
+
+
 def test_a_changed_target_image_is_another_engine():
     world = ready_drafter()
     world.edit(serving={"replicas": 2, "image": "sglang:next"})

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from osprey_api.conditions import ConditionReason, FailureReason
-from osprey_api.stages import Pinned
+from osprey_api.conditions import ConditionReason, ExitCode, FailureReason
+from osprey_api.stages import Outcome, Pinned
 from osprey_operator.children import annotation, template_hash
+from osprey_operator.plan.failures import failure_of
 from osprey_operator.state import ANNOTATION_APPLIED, Observed
 from tests.operator.world import DRAFTER_SPEC, backbone, drafter, finished_backbone, outcome_of, result_of, task_of
 
@@ -90,28 +91,17 @@ def test_the_retry_annotation_gives_another_chance():
 
 
 def test_a_server_that_refuses_its_drafter_is_no_passing_failure():
-    world = distilling()
-    world.succeed("distil")
-    refusal = {"exitCode": 64, "message": "osprey plugin: 3 tensors are missing", "reason": "Error"}
     timeout = Outcome(failure=FailureReason.SERVER_TIMEOUT, message="the server did not come")
-    stage = {
-        "exitCode": 75,
-        "message": timeout.model_dump_json(),
-        "reason": "Error",
-        "finishedAt": "2026-01-01T00:00:00Z",
+    stage = {"exitCode": 75, "message": timeout.model_dump_json()}
+    refusal = {"exitCode": 64, "message": "osprey plugin: 3 tensors are missing"}
+    status = {
+        "containerStatuses": [{"name": "stage", "state": {"terminated": stage}}],
+        "initContainerStatuses": [{"name": "server", "state": {}, "lastState": {"terminated": refusal}}],
     }
-    world.end("evaluate", code=75)
-    world.pod(
-        "evaluate",
-        phase="Failed",
-        containerStatuses=[{"name": "stage", "state": {"terminated": stage}}],
-        initContainerStatuses=[{"name": "server", "lastState": {"terminated": refusal}, "state": {}}],
-    )
-    world.stage("evaluate").update(state="Running")
-    world.settle()
-    assert world.stage("evaluate")["state"] == "Failed"
-    assert world.stage("evaluate")["reason"] == "ServerFailed"
-    assert "3 tensors are missing" in world.stage("evaluate")["message"]
+    failure = failure_of({"metadata": {"name": "job"}}, [{"metadata": {"name": "pod"}, "status": status}])
+    assert failure.reason is FailureReason.SERVER_FAILED
+    assert failure.code is ExitCode.WRONG_INPUT
+    assert "3 tensors are missing" in failure.message
 
 
 def test_a_changed_template_gives_another_chance():

@@ -95,7 +95,7 @@ def plan_drafter(resource: KubernetesObject, observed: Observed, now: datetime, 
     _set_serving(conditions, spec, wanted, rollout)
     live = _live(spec, observed.traffic)
     acceptance, throughput = _measured(spec, status, pipeline.statuses[StageName.EVALUATE], live)
-    _set_adaptation(conditions, spec, acceptance, live)
+    _set_adaptation(conditions, spec, wanted, live)
     doing = _doing(spec, activity(pipeline.statuses), training.waits, verdict, rollout)
     if doing is not None:
         conditions.set(ConditionType.READY, False, doing.reason, doing.message)
@@ -359,13 +359,11 @@ def _measured(
     )
 
 
-def _set_adaptation(
-    conditions: Conditions, spec: OspreyDrafterSpec, acceptance: AcceptanceStatus | None, live: Live
-) -> None:
+def _set_adaptation(conditions: Conditions, spec: OspreyDrafterSpec, wanted: Revision | None, live: Live) -> None:
+    """Hold live traffic against the evaluation of the drafter that serves, which need not be the last one."""
     if spec.adaptation is None or spec.serving is None:
         return
-    evaluated = acceptance.evaluated_corpus if acceptance is not None else None
-    if live.acceptance_length is None or evaluated is None:
+    if live.acceptance_length is None or wanted is None:
         conditions.set(
             ConditionType.ACCEPTANCE_DEGRADED,
             None,
@@ -373,6 +371,7 @@ def _set_adaptation(
             f"fewer than {spec.adaptation.min_verify_steps} verify steps in {spec.adaptation.window_seconds} s",
         )
         return
+    evaluated = wanted.acceptance_length_corpus
     drop = 1 - live.acceptance_length / evaluated
     degraded = drop > spec.adaptation.max_acceptance_drop
     conditions.set(

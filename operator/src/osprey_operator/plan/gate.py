@@ -100,6 +100,7 @@ def with_candidate(
         artifact=drafter,
         evaluation=evaluation.fingerprint,
         acceptance_length=round(evaluation.metrics["acceptance_length"], 3),
+        acceptance_length_corpus=round(evaluation.metrics["acceptance_length_corpus"], 3),
         state=state,
     )
     rest = tuple(revision for revision in revisions if revision.artifact.digest != drafter.digest)
