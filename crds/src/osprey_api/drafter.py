@@ -269,7 +269,10 @@ class Revision(StatusModel):
 
     artifact: ArtifactRef = Field(description="The drafter, in the serving format.")
     evaluation: str = Field(max_length=64, description="Fingerprint of its evaluation.")
-    acceptance_length: float = Field(description="Evaluated mean acceptance length.")
+    acceptance_length: float = Field(description="Evaluated acceptance length, the mean over requests.")
+    acceptance_length_corpus: float = Field(
+        description="Evaluated acceptance length, all tokens over all verify steps: what live traffic is compared with."
+    )
     state: RevisionState = Field(description="What became of it.")
 
 
