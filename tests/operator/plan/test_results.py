@@ -17,6 +17,7 @@ def revision(name="served", length=2.0, state="Serving"):
         artifact=ArtifactRef(uri=f"s3://b/{name}", digest=digest(name)),
         evaluation="e",
         acceptance_length=length,
+        acceptance_length_corpus=length - 0.1,
         state=state,
     )
 
