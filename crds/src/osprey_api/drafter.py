@@ -98,7 +98,10 @@ class Distillation(TrainingOptimization):
         description="The most frequent tokens of the answers that the drafter can propose; "
         "larger than the target's vocabulary means all.",
     )
-    freeze_embedding: bool = Field(default=False, description="Keep the embedding as converted.")
+    freeze_embedding: bool = Field(
+        default=False,
+        description="Keep the embedding as converted. An EAGLE-3 drafter always keeps the target's, which SGLang gives it.",
+    )
     teacher: Teacher = Field(default_factory=Teacher, description="How the target's states are had.")
 
 
