@@ -100,7 +100,7 @@ class Distillation(TrainingOptimization):
     )
     freeze_embedding: bool = Field(
         default=False,
-        description="Keep the embedding as converted; an EAGLE-3 drafter always does, for SGLang gives it the target's.",
+        description="Keep the embedding as converted; an EAGLE-3 drafter always does: SGLang gives it the target's.",
     )
     teacher: Teacher = Field(default_factory=Teacher, description="How the target's states are had.")
 
