@@ -57,10 +57,15 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    """Run the quick ones first: tests on their own, then those with a server, then those with a node."""
+    """Run the quick ones first: tests on their own, then those with a server, those with a node, end to end.
+
+    The last install an operator that looks after the whole cluster for the rest of the session.
+    """
 
     def cost(item):
         needs = set(item.fixturenames)
+        if "installation" in needs:
+            return 3
         if "node_cluster" in needs or item.get_closest_marker("node"):
             return 2
         return int(bool(needs & {"api_cluster", "s3"}) or item.get_closest_marker("cluster") is not None)

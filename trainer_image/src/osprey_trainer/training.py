@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from osprey_trainer.objectives import Objective
 from osprey_trainer.settings import LoopSettings, Schedule
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 REPORT_NAME = "training.json"
 _POINTS = 200
@@ -220,6 +222,7 @@ class _PodCheckpoints:
         dist.barrier()
         if ctx.rank == 0:
             self.history = LossHistory.read(self._restored / _HISTORY_NAME)
+            log.info("goes on from the checkpoint of step %d", found.step)
         return self._restored
 
     def save(self, step: int, write: Callable[[Path], None]) -> None:
