@@ -4,15 +4,12 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from osprey_api.base import ApiModel, StatusModel, SubdomainName
+from osprey_api.base import ApiModel, StatusModel
 from osprey_api.common import (
-    DeletionPolicy,
     ImportedArtifact,
-    JobSettings,
-    ModelCache,
     ModelSource,
+    ResourceSpec,
     SourceUri,
-    Storage,
     TrainingOptimization,
 )
 from osprey_api.stages import ArtifactRef
@@ -55,7 +52,7 @@ class Pretraining(TrainingOptimization):
     )
 
 
-class OspreyBackboneSpec(ApiModel):
+class OspreyBackboneSpec(ResourceSpec):
     """What the user wants."""
 
     model_config = ConfigDict(
@@ -78,16 +75,6 @@ class OspreyBackboneSpec(ApiModel):
     pretraining: Pretraining | None = Field(default=None, description="Stage 2; unset: the backbone is pruned only.")
     import_: ImportedArtifact | None = Field(
         default=None, alias="import", description="A finished backbone, in place of source."
-    )
-    storage: Storage | None = Field(default=None, description="Unset: the operator's default.")
-    hub_credentials_secret: SubdomainName | None = Field(
-        default=None, description="Secret with HF_TOKEN, for gated models and data."
-    )
-    model_cache: ModelCache | None = Field(default=None, description="Keeps downloaded models.")
-    job: JobSettings = Field(default_factory=JobSettings, description="How the stages' Jobs run.")
-    suspend: bool = Field(default=False, description="Stop the Jobs, keep their checkpoints, and start nothing.")
-    deletion_policy: DeletionPolicy = Field(
-        default=DeletionPolicy.RETAIN, description="What happens to artifacts when this is deleted."
     )
 
 

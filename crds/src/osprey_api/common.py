@@ -162,3 +162,21 @@ class DeletionPolicy(StrEnum):
     """What happens to artifacts when the resource is deleted."""
 
     RETAIN = "Retain"
+
+
+class ResourceSpec(ApiModel):
+    """What both resources ask of storage, downloads and Jobs."""
+
+    storage: Storage | None = Field(default=None, description="Unset: the operator's default.")
+    hub_credentials_secret: SubdomainName | None = Field(
+        default=None, description="Secret with HF_TOKEN, for gated models and data."
+    )
+    model_cache: ModelCache | None = Field(default=None, description="Keeps downloaded models.")
+    job: JobSettings = Field(default_factory=JobSettings, description="How the stages' Jobs run.")
+    suspend: bool = Field(
+        default=False,
+        description="Stop the Jobs, keep their checkpoints, and start nothing; servers that there are stay.",
+    )
+    deletion_policy: DeletionPolicy = Field(
+        default=DeletionPolicy.RETAIN, description="What happens to artifacts when this is deleted."
+    )

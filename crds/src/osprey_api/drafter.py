@@ -7,13 +7,10 @@ from pydantic import ConfigDict, Field
 
 from osprey_api.base import ApiModel, Name, StatusModel, SubdomainName
 from osprey_api.common import (
-    DeletionPolicy,
-    JobSettings,
-    ModelCache,
     ModelSource,
     PodTemplate,
+    ResourceSpec,
     SourceUri,
-    Storage,
     TrainingOptimization,
 )
 from osprey_api.stages import ArtifactRef, Speculation
@@ -193,7 +190,7 @@ class Adaptation(ApiModel):
     )
 
 
-class OspreyDrafterSpec(ApiModel):
+class OspreyDrafterSpec(ResourceSpec):
     """What the user wants."""
 
     model_config = ConfigDict(
@@ -242,18 +239,6 @@ class OspreyDrafterSpec(ApiModel):
         default=None, description="Unset: the drafter is trained, evaluated and exported, and not served."
     )
     adaptation: Adaptation | None = Field(default=None, description="Unset: live acceptance is not judged.")
-    storage: Storage | None = Field(default=None, description="Unset: the operator's default.")
-    hub_credentials_secret: SubdomainName | None = Field(
-        default=None, description="Secret with HF_TOKEN, for gated models and data."
-    )
-    model_cache: ModelCache | None = Field(default=None, description="Keeps downloaded models.")
-    job: JobSettings = Field(default_factory=JobSettings, description="How the stages' Jobs run.")
-    suspend: bool = Field(
-        default=False, description="Stop the Jobs, keep their checkpoints, and start nothing; servers stay."
-    )
-    deletion_policy: DeletionPolicy = Field(
-        default=DeletionPolicy.RETAIN, description="What happens to artifacts when this is deleted."
-    )
     revision_history_limit: int = Field(default=5, ge=1, le=20, description="Drafter revisions kept in status.")
 
 
