@@ -11,6 +11,7 @@ import shutil
 import sys
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +24,37 @@ from dev.network import accepts, free_ports
 REGION = "us-east-1"
 
 
+class _Server(ABC):
+    """A server with a state folder, by which it is found again; up inside its context, stopped after."""
+
+    state: Path
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it and return when it is ready."""
+
+    def stop(self) -> None:
+        """Stop it, whoever started it; what is in its state folder stays."""
+        processes.stop(str(self.state))
+
+    def __enter__(self) -> Self:
+        """Start it; what had come up is stopped when it fails."""
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.stop()
+
+
 @dataclass
-class S3Server:
+class S3Server(_Server):
     """SeaweedFS, a real S3 server, on one address of this machine.
 
     Attributes:
@@ -94,28 +124,9 @@ class S3Server:
         except OSError:
             return False
 
-    def stop(self) -> None:
-        """Stop it, whoever started it; its data stays."""
-        processes.stop(str(self.state))
-
-    def __enter__(self) -> Self:
-        """Start it; what had come up is stopped when it fails."""
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop it."""
-        self.stop()
-
 
 @dataclass
-class Prometheus:
+class Prometheus(_Server):
     """Prometheus on one address of this machine.
 
     Attributes:
@@ -171,25 +182,6 @@ class Prometheus:
                 return True
         except OSError:
             return False
-
-    def stop(self) -> None:
-        """Stop it, whoever started it; its series stay."""
-        processes.stop(str(self.state))
-
-    def __enter__(self) -> Self:
-        """Start it; what had come up is stopped when it fails."""
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop it."""
-        self.stop()
 
 
 def _program(name: str, otherwise: str) -> str:
