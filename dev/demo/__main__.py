@@ -28,7 +28,7 @@ from osprey_api.stages import StageName, StorageLocation
 EXAMPLE = REPOSITORY / "examples" / "smollm2-cpu"
 REPORT = REPOSITORY / "build" / "demo" / "report.json"
 OSPREY, EAGLE3 = "smollm2-osprey", "smollm2-eagle3"
-PROMPTS = {"maths": 204, "code": 204, "general": 204, "letters": 24}
+PROMPTS = {"maths": 200, "code": 200, "general": 200, "letters": 20}
 """Prompts of each domain, held-out ones among them."""
 READY_SECONDS = 60 * 60
 LOAD_SECONDS = 60

@@ -42,10 +42,11 @@ def operator_pod(tenant):
     return next(pod for pod in pods if pod["status"]["phase"] == "Running")
 
 
-def kill_operator(tenant):
-    """SIGKILL it, and return once the kubelet has started it again."""
+def kill_operator(tenant, meanwhile=lambda: None):
+    """SIGKILL it, do something while it is down, and return once the kubelet has started it again."""
     before = operator_pod(tenant)["status"]["containerStatuses"][0]["restartCount"]
     tenant.kill(operator_pod(tenant), "osprey_operator")
+    meanwhile()
 
     def is_back():
         status = operator_pod(tenant)["status"]["containerStatuses"][0]
@@ -84,9 +85,9 @@ def finished(applied):
         return stage if stage["state"] == "Running" and (stage.get("step") or 0) > 25 else None
 
     running = tenant.until("distil past its first checkpoint", distilling, 600)
-    kill_operator(tenant)
+    # The trainer dies at once, while no operator watches: a quick machine would have finished it by the time it is back.
     pod = pod_of(tenant, running["job"])
-    tenant.kill(pod, "osprey_trainer distil")
+    kill_operator(tenant, lambda: tenant.kill(pod, "osprey_trainer distil"))
 
     def distilling_again():
         stage = tenant.stage(OD, NAME, "distil")

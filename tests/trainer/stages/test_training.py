@@ -1,6 +1,7 @@
 import pytest
+import torch
 
-from osprey_trainer.training import LossHistory
+from osprey_trainer.training import LossHistory, warn_of_slow_bf16
 
 
 def history(steps):
@@ -30,3 +31,18 @@ def test_a_history_goes_on_where_it_was_kept(tmp_path, at):
             kept.write(tmp_path / "history.json")
             kept = LossHistory.read(tmp_path / "history.json")
     assert kept == history(1001)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "precision", "warns"),
+    [
+        ({"avx512_bf16": False, "amx_bf16": False}, "BF16", True),
+        ({"avx512_bf16": False, "amx_bf16": False}, "FP32", False),
+        ({"avx512_bf16": True, "amx_bf16": False}, "BF16", False),
+        ({"bf16": True}, "BF16", False),
+    ],
+)
+def test_bf16_without_units_for_it_is_told(monkeypatch, caplog, capabilities, precision, warns):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    warn_of_slow_bf16(precision)
+    assert ("precision FP32" in caplog.text) is warns

@@ -66,7 +66,7 @@ def run(ctx: StageContext) -> DistilResult:
     log.info("dialogues: %s; supervised tokens in the draft vocabulary %d", counts, supervised)
     folder = ctx.model(config.target)
     _check_sizes(drafter, folder)
-    with process_group(ctx) as device:
+    with process_group(ctx, optimization.precision) as device:
         target = Target(
             folder,
             tapped_layers=drafter.config.tapped_layers,
