@@ -23,6 +23,8 @@ SERVER_PORT = 30000
 """Where SGLang listens, in a stage's pod and in a Deployment."""
 RENDEZVOUS_PORT = 29500
 """Where rank 0 of a training Job of several nodes listens."""
+RENDEZVOUS_VARIABLE = "OSPREY_RENDEZVOUS"
+"""Host of that rank, in the pods of such a Job."""
 
 CLAIM_MOUNT_ROOT = "/osprey/claims"
 """A claim named in a `pvc://` URI is mounted read-only at this folder plus its name, in every container."""

@@ -113,9 +113,13 @@ def outcome_in(terminated: Mapping[str, Any]) -> Outcome | None:
 
 
 def success_of(pods: Iterable[KubernetesObject]) -> Outcome | None:
-    """Return what a stage made, as the container that ended well says; None: none does."""
-    outcomes = (outcome_in(ended) for ended in _ended_well(pods))
-    return next((outcome for outcome in outcomes if outcome is not None and outcome.result is not None), None)
+    """Return what a stage made, as the containers that ended well say; None: none does.
+
+    Of several pods only the first publishes the artifact: the others have a result, and nothing else to show for it.
+    """
+    said = [outcome for outcome in map(outcome_in, _ended_well(pods)) if outcome is not None]
+    results = [outcome for outcome in said if outcome.result is not None]
+    return next((outcome for outcome in results if outcome.artifact is not None), results[0] if results else None)
 
 
 def stage_ended_at(pods: Iterable[KubernetesObject]) -> str | None:

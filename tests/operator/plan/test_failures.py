@@ -1,3 +1,4 @@
+import copy
 from dataclasses import replace
 
 import pytest
@@ -277,6 +278,27 @@ def test_the_pod_that_failed_first_speaks_for_the_job():
     job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     world.settle()
     assert world.stage("distil")["reason"] == "Diverged"
+
+
+def test_of_several_pods_the_one_with_the_artifact_says_what_was_made():
+    world = distilling(job={"nodes": 2})
+    world.start("distil")
+    job = world.job("distil")
+    outcome = outcome_of(task_of(job))
+    made = []
+    for index, said in enumerate([outcome.model_copy(update={"artifact": None}), outcome]):
+        pod = copy.deepcopy(world.pods[-1])
+        ended = {"exitCode": 0, "finishedAt": "2026-01-01T00:00:01Z", "message": said.model_dump_json()}
+        pod["metadata"] |= {"name": f"p{index}", "uid": f"p{index}"}
+        pod["status"] = {
+            "phase": "Succeeded",
+            "containerStatuses": [{"name": "stage", "state": {"terminated": ended}}],
+        }
+        made.append(pod)
+    world.pods = made
+    job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    world.settle()
+    assert world.is_true("Trained")
 
 
 def test_a_services_headless_service_goes_with_its_stage():

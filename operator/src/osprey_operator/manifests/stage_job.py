@@ -17,6 +17,7 @@ from osprey_api.naming import (
     ANNOTATION_TEMPLATE_HASH,
     METRICS_PORT,
     RENDEZVOUS_PORT,
+    RENDEZVOUS_VARIABLE,
     SERVER_PORT,
     stage_job_name,
 )
@@ -57,7 +58,6 @@ from osprey_operator.state import KubernetesObject, Owner, Settings
 
 DISTRIBUTED = frozenset({StageName.PRETRAIN, StageName.DISTIL})
 """Stages that run on `job.nodes` times `job.gpusPerNode` processes."""
-RENDEZVOUS_VARIABLE = "OSPREY_RENDEZVOUS"
 JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
