@@ -38,6 +38,9 @@ class StageStatus(StatusModel):
     job: str = Field(default="", max_length=63, description="The Job that ran it, or runs it.")
     state: StageState = Field(description="Where it stands.")
     attempts: int = Field(default=0, description="Jobs started for this fingerprint.")
+    failures: int = Field(
+        default=0, description="Those of them that failed before their set-up had shown to work: job.retries bounds it."
+    )
     step: int | None = Field(default=None, description="Optimizer steps, or prompts, done.")
     total_steps: int | None = Field(default=None, description="Optimizer steps, or prompts, in all.")
     eta_seconds: int | None = Field(default=None, description="Seconds left, as estimated by the stage.")

@@ -77,6 +77,20 @@ def test_a_long_run_does_not_use_up_the_retries():
         assert world.stage("distil")["state"] == "Pending"
 
 
+def test_after_long_runs_a_quick_failure_has_all_its_retries():
+    world = distilling(job={"retries": 1})
+    for _ in range(5):
+        world.fail("distil", FailureReason.PEER_LOST, seconds=7200)
+        world.wait(20)
+    world.fail("distil", FailureReason.INTERNAL_ERROR)
+    assert world.stage("distil")["state"] == "Retrying"
+    assert world.plan.requeue_after == 20
+    world.wait(20)
+    world.fail("distil", FailureReason.INTERNAL_ERROR)
+    assert world.stage("distil")["state"] == "Failed"
+    assert (world.stage("distil")["attempts"], world.stage("distil")["failures"]) == (7, 2)
+
+
 def test_the_retry_annotation_gives_another_chance():
     world = distilling()
     world.fail("distil", FailureReason.DIVERGED)

@@ -156,7 +156,8 @@ class Pipeline:
             before = self.previous.get(stage)
             if before is not None and before.state is not StageState.SUCCEEDED:
                 # Its inputs may well be the same in the end, and then its attempts count.
-                entry = entry.model_copy(update={"fingerprint": before.fingerprint, "attempts": before.attempts})
+                kept = ("fingerprint", "attempts", "failures")
+                entry = entry.model_copy(update={field: getattr(before, field) for field in kept})
             self.statuses[stage] = entry
 
     def keep(self, *stages: StageName, why: Trouble | None = None) -> None:
@@ -417,16 +418,18 @@ class _Attempt:
     def _failed(self, job: KubernetesObject, failure: Failure) -> StageStatus:
         attempts = max(self.before.attempts, 1)
         settled = job_seconds(job) >= self.pipeline.settings.settled_seconds
+        failures = self.before.failures + (not settled)
         passing = failure.code is not ExitCode.WRONG_INPUT
         again = (
             self.task.stage is StageName.RESOLVE
             or failure.reason in ACCESS
-            or (passing and (settled or attempts <= self.pipeline.spec.job.retries))
+            or (passing and (settled or failures <= self.pipeline.spec.job.retries))
         )
-        at = self.now + self.pipeline.delay(1 if settled else attempts)
+        at = self.now + self.pipeline.delay(1 if settled else failures)
         return self._entry(
             StageState.RETRYING if again and passing else StageState.FAILED,
             attempts=attempts,
+            failures=failures,
             job=self.name,
             reason=failure.reason.value,
             message=failure.message,
@@ -438,6 +441,7 @@ class _Attempt:
         return self._entry(
             StageState.SUCCEEDED,
             attempts=max(self.before.attempts, int(job == self.name)),
+            failures=0,
             job=job,
             step=steps,
             total_steps=steps,
@@ -499,6 +503,7 @@ class _Attempt:
                 "fingerprint": self.task.fingerprint,
                 "state": state,
                 "attempts": self.before.attempts if attempts is None else attempts,
+                "failures": self.before.failures,
                 "job": self.before.job if job is None else job,
                 "message": message[:SENTENCE_LIMIT],
                 **more,
