@@ -85,6 +85,24 @@ def test_export_and_reload_give_the_same_drafter(trained, dialogues, tmp_path, a
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_drafter_is_served_in_its_targets_dtype(target_config, target, tmp_path, field, nested):
+    _get_and_verify_dtype = pytest.importorskip("sglang.srt.configs.model_config")._get_and_verify_dtype
+
+    text = {key: value for key, value in target_config.items() if key != "dtype"}
+    wide = {field: "bfloat16", "text_config": text} if nested else text | {field: "bfloat16"}
+    drafter = Drafter.from_scratch(
+        target_config=wide, target_embedding=target.embedding, tapped_layers=(2, 3, 4), seed=1
+    )
+    compressed(drafter).save(tmp_path)
+    Drafter.load(tmp_path).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert _get_and_verify_dtype(config, "auto") is torch.bfloat16
+    assert load_file(tmp_path / "model.safetensors")["fc.weight"].dtype is torch.float32
+
+
 def test_draft_ids_of_a_compressed_vocabulary(trained):
     drafter = compressed(trained("osprey"))
     ids = [token for token in range(64) if token % 4 != 1]

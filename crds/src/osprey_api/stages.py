@@ -38,7 +38,7 @@ class StageName(StrEnum):
     EVALUATE = "evaluate"
 
 
-CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1)
+CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {StageName.CONVERT: 2}
 """Raise a stage's number when its code gives another result for the same config and inputs."""
 
 

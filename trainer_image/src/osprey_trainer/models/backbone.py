@@ -76,11 +76,10 @@ class Backbone(nn.Module):
         """Reads what `save` wrote, or any small Llama, in fp32."""
         return cls.prune(folder, hf_names.read_config(folder)["num_hidden_layers"])
 
-    def save(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
-        """Writes `config.json` and `model.safetensors` as Hugging Face's LlamaForCausalLM reads them."""
-        weights = {name: value.to(dtype) for name, value in self.state_dict().items()}
-        config = self.hf_config | {"dtype": str(dtype).removeprefix("torch.")}
-        hf_names.write_folder(folder, config, hf_names.backbone_to_hf(weights))
+    def save(self, folder: Path) -> None:
+        """Writes `config.json` and `model.safetensors`, in fp32, as Hugging Face's LlamaForCausalLM reads them."""
+        config = self.hf_config | {"dtype": "float32"}
+        hf_names.write_folder(folder, config, hf_names.backbone_to_hf(self.state_dict()))
 
     @property
     def head_weight(self) -> Tensor:

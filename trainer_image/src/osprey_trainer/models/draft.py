@@ -47,6 +47,8 @@ class DraftConfig:
         target_hidden_size: Ht.
         tapped_layers: "input to layer j" convention.
         token_ids: `bos_token_id`, `eos_token_id`, `pad_token_id` of the target, copied to the export.
+        dtype: of the target, by torch's name. The server runs a drafter in what its config says, and takes a float32
+            for float16, so that beside a bfloat16 target nothing else will do. The tensors stay fp32 all the same.
     """
 
     arrangement: Arrangement
@@ -56,6 +58,7 @@ class DraftConfig:
     target_hidden_size: int
     tapped_layers: tuple[int, ...]
     token_ids: Mapping[str, Any]
+    dtype: str
 
 
 class DrafterLayer(nn.Module):
@@ -126,7 +129,7 @@ class Drafter(nn.Module):
         """
         text = text_config(target_config)
         body = dataclasses.replace(backbone.body, max_position_embeddings=text["max_position_embeddings"])
-        config = _config(Arrangement.OSPREY, body, text, tapped_layers)
+        config = _config(Arrangement.OSPREY, body, target_config, tapped_layers)
         drafter = cls(config)
         embedding = backbone.embed_tokens.weight.detach()
         weights = hf_names.drafter_from_backbone(
@@ -159,7 +162,7 @@ class Drafter(nn.Module):
         """
         text = text_config(target_config)
         body = dataclasses.replace(LlamaBody.from_hf(text), num_layers=1)
-        drafter = cls(_config(Arrangement.EAGLE3, body, text, tapped_layers))
+        drafter = cls(_config(Arrangement.EAGLE3, body, target_config, tapped_layers))
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for module in drafter.modules():
@@ -182,13 +185,10 @@ class Drafter(nn.Module):
         hf_names.load_exactly(drafter, state, folder)
         return drafter
 
-    def save(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
-        """Writes `config.json` and `model.safetensors` in the published format, which SGLang serves."""
-        state = {
-            name: value.to(dtype) if value.is_floating_point() else value for name, value in self.state_dict().items()
-        }
-        weights = hf_names.to_published(state, num_layers=self.config.body.num_layers)
-        hf_names.write_folder(folder, _config_to_json(self.config, dtype), weights)
+    def save(self, folder: Path) -> None:
+        """Writes `config.json` and `model.safetensors`, in fp32, in the published format, which SGLang serves."""
+        weights = hf_names.to_published(self.state_dict(), num_layers=self.config.body.num_layers)
+        hf_names.write_folder(folder, _config_to_json(self.config), weights)
 
     def with_draft_vocabulary(self, vocabulary: DraftVocabulary) -> "Drafter":
         """The same drafter with only these rows of the head.
@@ -230,23 +230,30 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _config(
     arrangement: Arrangement, body: LlamaBody, target: Mapping[str, Any], tapped_layers: tuple[int, ...]
 ) -> DraftConfig:
+    text = text_config(target)
     return DraftConfig(
         arrangement=arrangement,
         body=body,
-        vocab_size=target["vocab_size"],
-        draft_vocab_size=target["vocab_size"],
-        target_hidden_size=target["hidden_size"],
+        vocab_size=text["vocab_size"],
+        draft_vocab_size=text["vocab_size"],
+        target_hidden_size=text["hidden_size"],
         tapped_layers=tapped_layers,
-        token_ids={name: target.get(name) for name in hf_names.TOKEN_ID_FIELDS},
+        token_ids={name: text.get(name) for name in hf_names.TOKEN_ID_FIELDS},
+        dtype=_dtype(text) or _dtype(target) or "float32",
     )
 
 
-def _config_to_json(config: DraftConfig, dtype: torch.dtype) -> dict[str, Any]:
+def _dtype(fields: Mapping[str, Any]) -> str | None:
+    """The dtype that a `config.json` names, by its new or its old name."""
+    return fields.get("dtype") or fields.get("torch_dtype")
+
+
+def _config_to_json(config: DraftConfig) -> dict[str, Any]:
     return {
         **config.body.to_hf(),
         **config.token_ids,
         "architectures": ["LlamaForCausalLMEagle3"],
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": config.dtype,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
@@ -272,6 +279,7 @@ def _config_from_json(fields: Mapping[str, Any]) -> DraftConfig:
             target_hidden_size=fields.get("target_hidden_size") or fields["hidden_size"],
             tapped_layers=tuple(layer + 1 for layer in ids),
             token_ids={name: fields.get(name) for name in hf_names.TOKEN_ID_FIELDS},
+            dtype=_dtype(fields) or "float32",
         )
     except KeyError as error:
         raise TrainerError(FailureReason.CORRUPT_ARTIFACT, f"The drafter's config.json lacks {error}.") from error

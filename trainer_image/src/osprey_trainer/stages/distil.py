@@ -1,7 +1,8 @@
 """Stage 4: the training-time-test unroll against the frozen target, on answers that the target gave itself.
 
-The result is a drafter in the published format, which SGLang serves, in fp32: the server casts it to its own dtype,
-and another stage can go on from it without loss. `training.json` beside it says what it was trained on.
+The result is a drafter in the published format, which SGLang serves. Its tensors are fp32, so that another stage can
+go on from it without loss; its config names the target's dtype, to which the server casts them. `training.json` beside
+it says what it was trained on.
 
 A dialogue longer than `sequence_length` loses the end of its answer; one whose prompt leaves no room for a supervised
 token is dropped. Both are counted, in the log and in `training.json`.
