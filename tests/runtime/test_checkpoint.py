@@ -8,9 +8,11 @@ import time
 import pytest
 
 from osprey_api.conditions import FailureReason
+from osprey_runtime import checkpoint
 from osprey_runtime.checkpoint import Checkpoints
 from osprey_runtime.errors import StageError
 from osprey_runtime.store import open_store
+from osprey_runtime.store.local import LocalStore
 
 PREFIX = "team-a/distil/ffff"
 ROOT = f"{PREFIX}/checkpoints"
@@ -135,6 +137,60 @@ def test_failed_upload_is_told_by_the_next_call(s3_location, make_files, monkeyp
     assert caught.value.reason is FailureReason.STORAGE_ACCESS_DENIED
     checkpoints.wait()  # told once
     assert (make_files("state", {}) / "a").exists()  # what was not taken over is still the caller's
+
+
+class Flaky(LocalStore):
+    """Is away for as many calls of a method as are left."""
+
+    def __init__(self, root, **left: int):
+        super().__init__(root)
+        self.left = left
+
+    def upload(self, path, key):
+        self.call("upload")
+        super().upload(path, key)
+
+    def delete(self, keys):
+        self.call("delete")
+        super().delete(keys)
+
+    def call(self, name):
+        if self.left.get(name, 0):
+            self.left[name] -= 1
+            raise StageError(FailureReason.STORAGE_UNAVAILABLE, f"no {name} now")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(checkpoint, "_RETRIES_AFTER_S", (0.01, 0.01))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_storage_that_comes_back_gets_the_checkpoint(tmp_path, save):
+    checkpoints = Checkpoints(Flaky(tmp_path / "storage", upload=2), PREFIX, "a", keep=2)
+    save(checkpoints, 1)
+    assert checkpoints.latest().step == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_storage_that_is_away_costs_a_checkpoint_and_not_the_run(tmp_path, save, make_files, caplog):
+    checkpoints = Checkpoints(Flaky(tmp_path / "storage", upload=6), PREFIX, "a", keep=2)
+    checkpoints.save(make_files("state", {"a": b"x"}), 1)
+    checkpoints.save(make_files("state", {"a": b"x"}), 2)
+    assert "the checkpoint of step 1 was not saved" in caplog.text
+    with pytest.raises(StageError) as caught:  # of the last one, for a stage that is stopped
+        checkpoints.wait()
+    assert caught.value.reason is FailureReason.STORAGE_UNAVAILABLE
+    save(checkpoints, 3)
+    assert checkpoints.latest().step == 3
+
+
+def test_old_checkpoints_that_stay_are_no_failure(tmp_path, save, caplog):
+    checkpoints = Checkpoints(Flaky(tmp_path / "storage", delete=1), PREFIX, "a", keep=1)
+    for step in (1, 2):
+        save(checkpoints, step)
+    assert "old checkpoints were not deleted" in caplog.text
+    assert checkpoints.latest().step == 2
 
 
 def test_killed_in_the_middle_of_an_upload(s3_location, make_files, save):

@@ -203,6 +203,31 @@ def test_sigterm_saves_a_checkpoint_and_the_next_attempt_goes_on(start, make_tas
     assert again.end()[0] == ExitCode.STOPPED
 
 
+@pytest.fixture
+def no_room_for_checkpoints(make_task, local_location):
+    """A file where their folder should be."""
+    open_store(local_location).write(f"{prefix_of(make_task())}/checkpoints", b"")
+
+
+@pytest.mark.usefixtures("no_room_for_checkpoints")
+@pytest.mark.parametrize("location", ["local"], indirect=True)
+def test_finished_stage_needs_no_checkpoint(start, make_task):
+    pod = start(make_task(), "save-and-write:content")
+    assert pod.end()[0] == ExitCode.DONE
+    assert "the checkpoint of step 1 was not saved" in log_of(pod)
+
+
+@pytest.mark.usefixtures("no_room_for_checkpoints")
+@pytest.mark.parametrize("location", ["local"], indirect=True)
+def test_stopped_stage_tells_that_its_checkpoint_is_lost(start, make_task):
+    pod = start(make_task(), "wait")
+    until(lambda: "runs wait" in log_of(pod))
+    pod.process.send_signal(signal.SIGTERM)
+    code, outcome = pod.end()
+    assert (code, outcome.failure) == (ExitCode.BUG, FailureReason.INTERNAL_ERROR)
+    assert "checkpoints" in outcome.message
+
+
 def test_what_returns_after_sigterm_is_not_published(start, make_task, store):
     pod = start(make_task(), "ignore")
     until(lambda: "runs ignore" in log_of(pod))

@@ -12,6 +12,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ from osprey_runtime.store import Content, Store, join
 log = logging.getLogger("osprey_runtime")
 
 FOLDER = "checkpoints"
+_RETRIES_AFTER_S = (5.0, 15.0)
+"""The store's client has tried for a minute by then. All of it must fit into a pod's grace period."""
+_PASSING = {FailureReason.STORAGE_UNAVAILABLE, FailureReason.STORAGE_FULL}
 _NAME = re.compile(r"step-(\d{8,})-([A-Za-z0-9._-]{1,8})")
 
 
@@ -112,10 +116,16 @@ class Checkpoints:
         The folder is gone when this returns. One upload runs at a time: where the last one still does, this waits.
         The process must not end before `wait`, which the runner calls after every stage.
 
+        That the storage was away or full for the last one is only logged: training goes on, and this one may be saved.
+
         Raises:
-            StageError: the last upload failed.
+            StageError: the last upload failed for a reason that does not pass by itself.
         """
-        self.wait()
+        try:
+            self.wait()
+        except StageError as error:
+            if error.reason not in _PASSING:
+                raise
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         files = folder.rename(staging / "files")
         self._upload = threading.Thread(target=self._run, args=(files, step), name="checkpoint-upload")
@@ -136,13 +146,24 @@ class Checkpoints:
 
     def _run(self, files: Path, step: int) -> None:
         try:
-            self._put(files, step)
+            self._put_patiently(files, step)
             self._sweep()
         except BaseException as error:  # noqa: BLE001 - a thread's failure is raised by the next save or wait
             log.error("the checkpoint of step %d was not saved: %r", step, error)  # noqa: TRY400 - raised again
             self._failure = error
         finally:
             shutil.rmtree(files.parent, ignore_errors=True)
+
+    def _put_patiently(self, folder: Path, step: int) -> None:
+        for delay_s in _RETRIES_AFTER_S:
+            try:
+                return self._put(folder, step)
+            except StageError as error:
+                if error.reason not in _PASSING:
+                    raise
+                log.warning("the checkpoint of step %d is tried again in %g s: %s", step, delay_s, error.message)
+                time.sleep(delay_s)
+        return self._put(folder, step)
 
     def _put(self, folder: Path, step: int) -> None:
         name = f"step-{step:08d}-{self._attempt[:8]}"
@@ -153,17 +174,23 @@ class Checkpoints:
         log.info("checkpoint %s saved", name)
 
     def _sweep(self) -> None:
-        """Delete what is older than the newest `keep` complete checkpoints; the incomplete ones among it too."""
+        """Delete what is older than the newest `keep` complete checkpoints; the incomplete ones among it too.
+
+        The checkpoint is saved, so nothing that goes wrong here is a failure.
+        """
         if self._part != 0:
             return
-        entries = self._entries()
-        names = self._names(entries)
-        complete = [name for name in names if self._complete(name, entries)]
-        if len(complete) >= 1:
-            kept = set(complete[: self._keep])
-            newest = names.index(complete[0])
-            # Newer ones that are not complete may be under way in another pod.
-            self._delete([name for name in names[newest:] if name not in kept], entries)
+        try:
+            entries = self._entries()
+            names = self._names(entries)
+            complete = [name for name in names if self._complete(name, entries)]
+            if len(complete) >= 1:
+                kept = set(complete[: self._keep])
+                newest = names.index(complete[0])
+                # Newer ones that are not complete may be under way in another pod.
+                self._delete([name for name in names[newest:] if name not in kept], entries)
+        except (StageError, OSError) as error:
+            log.warning("old checkpoints were not deleted: %s", error)
 
     def _entries(self) -> dict[str, int]:
         return {entry.key: entry.size for entry in self._store.list(self._root)}

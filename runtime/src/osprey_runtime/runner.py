@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,14 +191,19 @@ def _called(stage: Stage, task: StageTask, settings: Settings, stop: threading.E
         )
         try:
             answer = stage.run(context)
-        except Exception:
-            with suppress(Exception):  # the log has it; what the stage raised is the cause that counts
-                checkpoints.wait()
+        except Exception as error:
+            _wait(checkpoints, needed=isinstance(error, StageError) and error.reason is FailureReason.STOPPED)
             raise
-    checkpoints.wait()
+    _wait(checkpoints, needed=stop.is_set())
     if stop.is_set():
         raise stopped()
     return Outcome(result=answer, seconds=time.monotonic() - began, peak_memory_bytes=peak_memory_bytes())
+
+
+def _wait(checkpoints: Checkpoints, *, needed: bool) -> None:
+    """Let the last upload end. That it failed counts only where the next attempt is to go on from it; the log has it."""
+    with nullcontext() if needed else suppress(Exception):
+        checkpoints.wait()
 
 
 def _asked(

@@ -21,6 +21,9 @@ def run(ctx: StageContext) -> PruneResult:
     match what:
         case "write":
             (ctx.output / "weights").write_text(argument)
+        case "save-and-write":
+            save(ctx, step=1)
+            (ctx.output / "weights").write_text(argument)
         case "copy":
             (ctx.output / "weights").write_bytes((ctx.input(InputRole.BACKBONE) / "weights").read_bytes() + b"+")
         case "nothing":
@@ -52,11 +55,15 @@ def train(ctx: StageContext, steps: int) -> None:
         time.sleep(0.01)
         ctx.progress.update(step)
         if ctx.stop.is_set():
-            state = ctx.scratch / "state"
-            state.mkdir()
-            (state / "step").write_text(str(step))
-            ctx.checkpoints.save(state, step)
+            save(ctx, step)
             raise stopped()
+
+
+def save(ctx: StageContext, step: int) -> None:
+    state = ctx.scratch / "state"
+    state.mkdir()
+    (state / "step").write_text(str(step))
+    ctx.checkpoints.save(state, step)
 
 
 def distributed(ctx: StageContext, argument: str) -> PruneResult:
