@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from dev.network import free_ports
 from osprey_api.conditions import ExitCode, FailureReason
 from osprey_api.stages import Execution, InputRole, Outcome, Pinned, PruneResult, ResolveConfig, StageTask
-from osprey_runtime import manifest
+from osprey_runtime import manifest, ranks
 from osprey_runtime.runner import prefix_of
 from osprey_runtime.store import open_store
 
@@ -331,6 +332,28 @@ def test_sigterm_reaches_every_rank(start, make_parallel_task):
 def test_rank_that_is_stopped_alone_stops_the_others(start, make_parallel_task):
     code, outcome = start(make_parallel_task(), "ranks:terminate@1").end()
     assert (code, outcome.failure) == (ExitCode.STOPPED, FailureReason.STOPPED)
+
+
+def test_rank_that_stops_first_leaves_the_others_the_grace_period(make_parallel_task, tmp_path, monkeypatch):
+    """As in a pod that was told nothing itself: its ranks learn of it from those of another pod."""
+    env = {"PYTHONPATH": PROGRAMS, "SAMPLE": "ranks:stop@1", "OSPREY_SCRATCH": tmp_path, "OMP_NUM_THREADS": 1}
+    for name, value in env.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("OSPREY_TASK", make_parallel_task().model_dump_json())
+    monkeypatch.setattr(ranks, "_FAILURE_GRACE_S", 0.1)
+    outcome = ranks.run(
+        "sample_stages",
+        scratch=tmp_path,
+        node=0,
+        nodes=1,
+        per_node=2,
+        host="",
+        port=0,
+        stop=threading.Event(),
+        grace_period_s=60,
+    )
+    assert outcome.failure is FailureReason.STOPPED
+    assert (tmp_path / "saved").exists()
 
 
 def test_ranks_that_do_not_stop_are_killed_within_the_grace_period(start, make_parallel_task):

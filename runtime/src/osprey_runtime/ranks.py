@@ -108,14 +108,14 @@ def run(
             if process.poll() is not None:
                 del running[rank]
                 outcomes[rank] = _outcome(rank, process.returncode, scratch)
-        # One that stops when nobody was told to leaves the others in a collective, as one that fails does.
-        tolerated = {None, FailureReason.STOPPED} if stopping else {None}
-        failed = any(outcome.failure not in tolerated for outcome in outcomes.values())
-        if stop.is_set() and not stopping:
+        ends = {outcome.failure for outcome in outcomes.values()} - {None}
+        # A rank that stops learned of it from another pod's, where this pod was not told: the rest of its ranks stop
+        # too, and may be saving a checkpoint.
+        if (stop.is_set() or FailureReason.STOPPED in ends) and not stopping:
             stopping = True
             deadline = min(deadline, time.monotonic() + max(grace_period_s - _RESERVE_S, grace_period_s / 2))
             _signal(running, signal.SIGTERM)
-        if failed and not failing:
+        if ends - {FailureReason.STOPPED} and not failing:
             failing = True
             deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_S)
             _signal(running, signal.SIGTERM)

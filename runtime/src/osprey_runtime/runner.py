@@ -201,7 +201,7 @@ def _called(stage: Stage, task: StageTask, settings: Settings, stop: threading.E
 
 
 def _wait(checkpoints: Checkpoints, *, needed: bool) -> None:
-    """Let the last upload end. That it failed counts only where the next attempt is to go on from it; the log has it."""
+    """Let the last upload end. That it failed is in the log, and counts where the next attempt was to go on from it."""
     with nullcontext() if needed else suppress(Exception):
         checkpoints.wait()
 

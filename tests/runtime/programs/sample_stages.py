@@ -89,6 +89,9 @@ def distributed(ctx: StageContext, argument: str) -> PruneResult:
         dist.destroy_process_group()
     elif how != "done":
         ctx.stop.wait()
+        if how == "stop":
+            time.sleep(1)  # as for an upload
+            (ctx.scratch / "saved").touch()
         raise stopped()
     (ctx.output / f"rank-{ctx.rank}").write_text(str(ctx.local_rank))
     return PruneResult(parameters=int(total) if total is not None else ctx.world_size)
@@ -102,6 +105,8 @@ def fail(how: str) -> None:
             raise ValueError("no such thing")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            raise stopped()
         case "exit":
             os._exit(3)
         case "abort":
