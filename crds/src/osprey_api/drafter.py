@@ -14,7 +14,7 @@ from osprey_api.common import (
     TrainingOptimization,
 )
 from osprey_api.stages import ArtifactRef, Speculation
-from osprey_api.status import Condition, Resolved, StageStatus
+from osprey_api.status import Asked, Condition, Resolved, StageStatus
 
 KIND = "OspreyDrafter"
 PLURAL = "ospreydrafters"
@@ -308,6 +308,7 @@ class OspreyDrafterStatus(StatusModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     resolved: Resolved | None = Field(default=None, description="The external inputs, pinned.")
+    asked: Asked = ""
     stages: Annotated[tuple[StageStatus, ...], Field(max_length=9)] = Field(
         default=(),
         description="Stages, in their order.",

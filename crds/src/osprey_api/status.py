@@ -41,6 +41,9 @@ class StageStatus(StatusModel):
     failures: int = Field(
         default=0, description="Those of them that failed before their set-up had shown to work: job.retries bounds it."
     )
+    doubted: bool = Field(
+        default=False, description="Its artifact is to be looked for in the store: what an earlier Job said is no proof."
+    )
     step: int | None = Field(default=None, description="Optimizer steps, or prompts, done.")
     total_steps: int | None = Field(default=None, description="Optimizer steps, or prompts, in all.")
     eta_seconds: int | None = Field(default=None, description="Seconds left, as estimated by the stage.")
@@ -52,6 +55,15 @@ class StageStatus(StatusModel):
     reason: str = Field(default="", max_length=63, description="Why it failed, as one word of a closed set.")
     message: Sentence = Field(default="", description="Why it failed, as a sentence.")
     next_attempt_time: AwareDatetime | None = Field(default=None, description="When it is tried again.")
+
+
+Asked = Annotated[
+    str,
+    Field(
+        max_length=64,
+        description="Of osprey.dev/retry and the storage's endpoint: when this changes, finished artifacts are looked for.",
+    ),
+]
 
 
 class Resolved(StatusModel):

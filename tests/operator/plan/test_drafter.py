@@ -1,8 +1,19 @@
 from dataclasses import replace
 
-from osprey_api.stages import InputRole
+import pytest
+
+from osprey_api.stages import ArtifactRef, InputRole
 from osprey_operator.state import Observed, Traffic
-from tests.operator.world import drafter, evaluation, finished_backbone, ready_drafter, task_of
+from tests.operator.world import (
+    STORAGE,
+    digest,
+    drafter,
+    evaluation,
+    finished_backbone,
+    outcome_of,
+    ready_drafter,
+    task_of,
+)
 
 
 def test_a_drafter_goes_through_its_stages_to_ready():
@@ -276,9 +287,43 @@ def test_servers_stay_as_they_are_while_the_target_is_resolved_anew():
     assert not world.is_true("Ready")
     assert world.resource["status"]["endpoint"]
     world.succeed("resolve")
+    assert world.is_true("RolledOut")
+    for stage in ("regenerate", "baseline", "convert", "distil", "evaluate"):
+        world.succeed(stage)
     assert world.is_true("Ready")
     assert world.condition("RolledOut")["lastTransitionTime"] == since
     assert world.stages_with_jobs() == set()
+
+
+@pytest.mark.parametrize("how", ["retry"])
+def test_a_retry_or_another_endpoint_lets_finished_stages_look_for_their_artifacts(how):
+    world = ready_drafter()
+    served = world.child("Deployment")["metadata"]["uid"]
+    before = {job["metadata"]["uid"] for job in world.jobs}
+    if how == "retry":
+        world.retry("1")
+        world.settle()
+        world.succeed("resolve")
+    else:
+        world.edit(storage={**STORAGE, "endpoint": "https://s3.example.com"})
+        world.settle()
+    assert world.stages_with_jobs() == {"regenerate", "baseline"}
+    assert world.stage("distil")["doubted"] is True
+    for stage in ("regenerate", "convert"):
+        world.succeed(stage)
+    assert world.stages_with_jobs() == {"baseline", "distil"}
+    task = task_of(world.job("distil"))
+    remade = ArtifactRef(uri=task.prefix, digest=digest("remade"))
+    outcome = outcome_of(task).model_copy(update={"artifact": remade})
+    world.end("distil", message=outcome.model_dump_json())
+    world.succeed("baseline")
+    assert world.child("Deployment")["metadata"]["uid"] == served
+    world.succeed("evaluate")
+    assert not before & {job["metadata"]["uid"] for job in world.jobs} - {world.job("resolve")["metadata"]["uid"]}
+    assert world.resource["status"]["revisions"][0]["artifact"]["digest"] == digest("remade")
+    world.roll()
+    assert world.is_true("Ready")
+    assert not any(entry["doubted"] for entry in world.resource["status"]["stages"])
 
 
 def test_servers_over_quota_are_a_condition():

@@ -507,6 +507,31 @@ def test_a_stage_that_another_resource_runs_is_waited_for_and_shared():
     assert third.stages_with_jobs() == {"convert"}
 
 
+def test_a_doubted_artifact_is_not_vouched_for_by_the_job_that_once_made_it():
+    owner = drafter()
+    owner.settle()
+    owner.succeed("resolve")
+    owner.succeed("regenerate")
+    job, pod = owner.job("regenerate"), owner.pods[-1]
+    world = drafter()
+    world.resource["metadata"].update(name="other", uid="other")
+    world.settle()
+    world.jobs.append(job)
+    world.pods.append(pod)
+    for stage in ("resolve", "baseline", "convert"):
+        world.succeed(stage)
+    assert world.stage("regenerate")["job"] == job["metadata"]["name"]
+    world.fail("distil", FailureReason.CORRUPT_ARTIFACT)
+    stray = {**copy.deepcopy(pod), "status": {"phase": "Running"}}
+    stray["metadata"] |= {"name": "stray", "uid": "stray", "ownerReferences": []}
+    world.pods.append(stray)  # something delays the check for a pass
+    world.wait(20)
+    world.pods.remove(stray)
+    world.settle()
+    assert len([each for each in world.jobs if "regenerate" in each["metadata"]["name"]]) == 2
+    assert world.stage("regenerate")["state"] == "Pending"
+
+
 def test_a_result_in_another_storage_is_not_shared():
     owner = drafter()
     world = drafter(storage={"uri": "s3://elsewhere/test"})

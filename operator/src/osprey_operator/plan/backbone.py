@@ -45,7 +45,7 @@ def plan_backbone(resource: KubernetesObject, observed: Observed, now: datetime,
         imported = ArtifactRef(uri=spec.import_.uri.rstrip("/"), digest=spec.import_.digest)
         jobs = (job for job in observed.jobs if owner.uid in owner_uids(job))
         made = (*jobs, *observed.children)  # while it still had a source
-        return Plan(delete=made, status=_status(owner.generation, conditions, (), None, imported))
+        return Plan(delete=made, status=_status(owner.generation, conditions, artifact=imported))
     storage = spec.storage or settings.storage
     if storage is None:
         return refused(resource, status.conditions, NO_STORAGE, now)
@@ -56,6 +56,7 @@ def plan_backbone(resource: KubernetesObject, observed: Observed, now: datetime,
         storage=storage,
         previous={entry.name: entry for entry in status.stages},
         generation_seen=status.observed_generation,
+        asked_before=status.asked,
         observed=observed,
         now=now,
         settings=settings,
@@ -79,9 +80,10 @@ def plan_backbone(resource: KubernetesObject, observed: Observed, now: datetime,
         status=_status(
             owner.generation,
             conditions,
-            in_order(pipeline.statuses),
-            resolved or status.resolved,
-            artifact or status.artifact,
+            artifact=artifact or status.artifact,
+            resolved=resolved or status.resolved,
+            asked=pipeline.asked,
+            stages=in_order(pipeline.statuses),
         ),
         events=tuple(pipeline.events),
         requeue_after=seconds_until([*pipeline.wake_at, *([again] if again else [])], now),
@@ -118,19 +120,9 @@ def _run(pipeline: Pipeline, spec: OspreyBackboneSpec, resolved: Resolved | None
 
 
 def _status(
-    generation: int,
-    conditions: Conditions,
-    entries: tuple[object, ...],
-    resolved: Resolved | None,
-    artifact: ArtifactRef | None,
+    generation: int, conditions: Conditions, *, artifact: ArtifactRef | None, **more: object
 ) -> KubernetesObject:
     status = OspreyBackboneStatus.model_validate(
-        {
-            "observed_generation": generation,
-            "conditions": conditions.result(),
-            "resolved": resolved,
-            "stages": entries,
-            "artifact": artifact,
-        }
+        {"observed_generation": generation, "conditions": conditions.result(), "artifact": artifact, **more}
     )
     return status.model_dump(mode="json", exclude_none=True)

@@ -1,7 +1,7 @@
 """The stages of one resource, moved on one after the other: each against its Job, its pods and its last status.
 
-A stage is known by its fingerprint. One whose status says that it succeeded is never looked at again; otherwise its
-Job is: absent, it is created; running, it is watched; ended, its result or its failure is read, once.
+A stage is known by its fingerprint. One whose status says that it succeeded is never looked at again, unless its
+artifact is doubted; otherwise its Job is: absent, it is created; running, it is watched; ended, its result or its failure is read, once.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from osprey_api.backbone import OspreyBackboneSpec
 from osprey_api.common import Storage
 from osprey_api.conditions import ConditionReason, ExitCode, FailureReason
 from osprey_api.drafter import OspreyDrafterSpec
+from osprey_api.fingerprint import sha256
 from osprey_api.naming import (
     LABEL_FINGERPRINT,
     LABEL_KIND,
@@ -101,6 +102,8 @@ class Pipeline:
     previous: Mapping[StageName, StageStatus]
     generation_seen: int | None
     """`status.observedGeneration`: another generation may have corrected what failed."""
+    asked_before: str
+    """`status.asked`."""
     observed: Observed
     now: datetime
     settings: Settings
@@ -122,19 +125,24 @@ class Pipeline:
             at = entry.next_attempt_time
             if entry.reason in INPUT_FAULTS and at is not None and at <= self.now:
                 self._distrusted.update(PRODUCERS.get(name, ()))
+        self.asked = self.asked_before
 
     # ------------------------------------------------------------------------------- asked by the plans
 
     def resolve(self, config: ResolveConfig, known: Resolved | None) -> Resolved | None:
         """Return the pinned inputs; None while they are not known for this spec."""
         task = self._task(config, {})
+        self.asked = sha256([config.retry, self.storage.endpoint])
+        bad = {StageState.FAILED, StageState.RETRYING}
+        if self.asked_before not in {"", self.asked} and not any(each.state in bad for each in self.previous.values()):
+            self._doubt()  # where one failed, that one is meant, and if it misses an input it says so
         before = self.previous.get(StageName.RESOLVE)
         if before is not None and before.fingerprint != task.fingerprint:
             # The user asked anew, by an edit or by the retry annotation: what had failed has another chance.
             self.previous = {
                 name: entry
                 for name, entry in self.previous.items()
-                if entry.state not in {StageState.FAILED, StageState.RETRYING}
+                if entry.state not in bad
             }
             self.delete.extend(job for job in self.observed.jobs if self.is_mine(job) and job_failed(job))
         outcome = self._advance(task)
@@ -142,6 +150,19 @@ class Pipeline:
             found = outcome.result
             return Resolved(fingerprint=task.fingerprint, model=found.model, facts=found.facts, data=found.data)
         return known if known is not None and known.fingerprint == task.fingerprint else None
+
+    def _doubt(self) -> None:
+        """Have every finished stage look for its artifact again: that of a whole one ends at once."""
+        done = {
+            name
+            for name, entry in self.previous.items()
+            if entry.state is StageState.SUCCEEDED and name is not StageName.RESOLVE
+        }
+        self.previous = {
+            name: entry.model_copy(update={"doubted": True}) if name in done else entry
+            for name, entry in self.previous.items()
+        }
+        self.delete.extend(job for job in self.observed.jobs if self.is_mine(job) and label(job, LABEL_STAGE) in done)
 
     def run(self, config: StageConfig, inputs: Mapping[InputRole, ArtifactRef] | None = None) -> ArtifactRef | None:
         """Move on a stage whose inputs are there; return its artifact once it is done."""
@@ -154,9 +175,9 @@ class Pipeline:
         for stage in stages:
             entry = StageStatus(name=stage, state=StageState.PENDING)
             before = self.previous.get(stage)
-            if before is not None and before.state is not StageState.SUCCEEDED:
-                # Its inputs may well be the same in the end, and then its attempts count.
-                kept = ("fingerprint", "attempts", "failures")
+            if before is not None and (before.state is not StageState.SUCCEEDED or before.doubted):
+                # Its inputs may well be the same in the end, and then its attempts count, and the doubt.
+                kept = ("fingerprint", "attempts", "failures", "doubted")
                 entry = entry.model_copy(update={field: getattr(before, field) for field in kept})
             self.statuses[stage] = entry
 
@@ -218,7 +239,7 @@ class Pipeline:
         if before is None or before.fingerprint != task.fingerprint or _lies_elsewhere(before, task):
             before = StageStatus(name=task.stage, fingerprint=task.fingerprint, state=StageState.PENDING)
         if task.stage in self._distrusted and before.state is StageState.SUCCEEDED:
-            before = before.model_copy(update={"next_attempt_time": self.now})
+            before = before.model_copy(update={"doubted": True})
         attempt = _Attempt(self, task, before)
         entry, outcome = attempt.advance()
         self.statuses[task.stage] = entry
@@ -291,7 +312,7 @@ class _Attempt:
     def advance(self) -> tuple[StageStatus, Outcome | None]:
         """Return the stage's new status, and its outcome if it was read just now."""
         before, job = self.before, self.job
-        if before.state is StageState.SUCCEEDED and (before.next_attempt_time is None or self._is_early()):
+        if before.state is StageState.SUCCEEDED and not before.doubted and self._is_early():
             self._remove_leftover()
             return before, None
         if self.pipeline.spec.suspend:
@@ -314,7 +335,7 @@ class _Attempt:
                 self._look_again()
                 return self._pending(message="its pod template changed: it goes on from its checkpoint"), None
             return self._running(job, pods), None
-        if accounted and template_hash(job) == self.content and self._is_early():
+        if accounted and not before.doubted and template_hash(job) == self.content and self._is_early():
             return before, None
         lost = job_complete(job)
         if accounted or (lost and before.attempts <= 1):
@@ -352,7 +373,7 @@ class _Attempt:
         shared = self._shared_job()
         if shared is not None:
             outcome = success_of(pods_of(shared, self.observed.pods))
-            if outcome is not None and self._fits(outcome):
+            if outcome is not None and self._fits(outcome) and not self.before.doubted:
                 return self._succeeded(outcome, name_of(shared)), outcome
             owner = f"{label(shared, LABEL_KIND)} {label(shared, LABEL_NAME)}"
             return self._pending(
@@ -380,7 +401,7 @@ class _Attempt:
             pods = pods_of(job, self.observed.pods)
             if job_complete(job):
                 outcome = success_of(pods)
-                if outcome is not None and self._fits(outcome):
+                if outcome is not None and self._fits(outcome) and not self.before.doubted:
                     return job
                 continue
             trouble = trouble_of(job, pods, self.observed.warnings)
@@ -442,6 +463,7 @@ class _Attempt:
             StageState.SUCCEEDED,
             attempts=max(self.before.attempts, int(job == self.name)),
             failures=0,
+            doubted=False,
             job=job,
             step=steps,
             total_steps=steps,
@@ -504,6 +526,7 @@ class _Attempt:
                 "state": state,
                 "attempts": self.before.attempts if attempts is None else attempts,
                 "failures": self.before.failures,
+                "doubted": self.before.doubted,
                 "job": self.before.job if job is None else job,
                 "message": message[:SENTENCE_LIMIT],
                 **more,
