@@ -2,6 +2,7 @@
 
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ class Windows:
 class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.uri = str(folder)
 
     def latest(self) -> Path | None:
         return self.folder if self.folder.exists() else None
@@ -64,5 +66,7 @@ def run(rank: int, port: int, source: Path, out: Path, *, stop_at: int | None) -
         checkpoints=Checkpoints(out / "checkpoint"),
     )
     assert dist.get_world_size() == 2
+    group = dist.distributed_c10d._get_default_group()
+    assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(hours=2)
     if rank == 0:
         torch.save(result.weights, out / "weights.pt")

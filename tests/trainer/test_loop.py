@@ -48,6 +48,7 @@ class Folder:
 
     def __init__(self, root: Path):
         self.root = root
+        self.uri = str(root)
 
     def latest(self):
         steps = sorted(int(path.name) for path in self.root.iterdir()) if self.root.exists() else []
@@ -194,8 +195,27 @@ def test_a_checkpoint_of_other_ranks_is_refused(pretraining, windows, tmp_path):
     s = settings(steps=3, checkpoint_every_steps=2)
     train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
     (tmp_path / "2" / "rank1.pt").write_bytes(b"")
-    with pytest.raises(TrainerError, match="written by 2 ranks, and 1 are running"):
+    with pytest.raises(TrainerError, match=f"written by 2 ranks, and 1 are running.*{tmp_path} to start again"):
         train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize(("before", "now"), [(0, 1), (1, 0), (2, 3), (3, 0)])
+def test_a_checkpoint_of_another_zero_stage_is_refused(pretraining, windows, tmp_path, before, now):
+    checkpoints = Folder(tmp_path)
+    s = {"steps": 2, "checkpoint_every_steps": 1}
+    train(pretraining(), Cycle(windows), settings(zero_stage=before, **s), progress=Log(), checkpoints=checkpoints)
+    with pytest.raises(TrainerError, match=f"set job.zeroStage to {before} again.*{tmp_path} to start") as error:
+        train(pretraining(), Cycle(windows), settings(zero_stage=now, **s), progress=Log(), checkpoints=checkpoints)
+    assert error.value.reason is FailureReason.INVALID_CONFIG
+
+
+def test_zero_stages_1_and_2_share_their_checkpoints(pretraining, windows, tmp_path):
+    checkpoints, s = Folder(tmp_path), {"steps": 3, "checkpoint_every_steps": 2}
+    whole = train(pretraining(), Cycle(windows), settings(zero_stage=1, **s), progress=Log(), checkpoints=checkpoints)
+    log = Log()
+    resumed = train(pretraining(), Cycle(windows), settings(zero_stage=2, **s), progress=log, checkpoints=checkpoints)
+    assert [line[0] for line in log.lines] == [3]
+    torch.testing.assert_close(resumed.weights, whole.weights)
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_and_samples(pretraining, windows):
@@ -205,13 +225,14 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_samples(pretraining, wind
         def forward(self, batch, scale):
             self.calls += 1
             loss, totals = super().forward(batch, scale)
-            return (loss * float("nan") if self.calls == 3 else loss), totals
+            return (loss * float("nan") if self.calls == 5 else loss), totals
 
     objective = Breaks(pretraining().backbone)
     with pytest.raises(TrainerError) as error:
-        train(objective, Cycle(windows[1:2]), settings(), progress=Log())
+        train(objective, Cycle(windows[1:2]), settings(accumulation=2), progress=Log())
     assert error.value.reason is FailureReason.DIVERGED
-    assert "not finite at step 3; the batch holds w1a, w1b" in str(error.value)
+    assert "not finite at step 3: lower the learning rate" in str(error.value)
+    assert "w1a, w1b, w1a and 1 more." in str(error.value)
     assert all(p.isfinite().all() for p in objective.parameters())
 
 

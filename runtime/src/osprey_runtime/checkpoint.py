@@ -67,6 +67,8 @@ class Checkpoints:
     def __init__(self, store: Store, prefix: str, attempt: str, keep: int, *, part: int = 0, parts: int = 1) -> None:
         self._store = store
         self._root = join(prefix, FOLDER)
+        self.uri = f"{store.uri}/{self._root}"
+        """Of the folder that holds them all."""
         self._attempt = attempt
         self._keep = keep
         self._part, self._parts = part, parts

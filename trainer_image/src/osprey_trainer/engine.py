@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from osprey_trainer.objectives import Objective
 from osprey_trainer.settings import LoopSettings
 
 _TAG = "state"
+_PATIENCE = timedelta(hours=2)
+"""How long a process waits for the others. NCCL's own ten minutes also bound the rendezvous, before which every pod
+downloads the target, and the wait for an upload of a checkpoint; a process that died is told by its exit code anyway."""
 
 
 class Engine:
@@ -99,9 +103,10 @@ class Engine:
         """Weights and optimiser; every rank writes its own share."""
         self._engine.save_checkpoint(folder, tag=_TAG)
 
-    def load(self, folder: Path) -> None:
-        """Reads what `save` wrote, at the same world size."""
-        self._engine.load_checkpoint(folder, tag=_TAG)
+    def load(self, folder: Path) -> bool:
+        """Reads what `save` wrote, at the same world size and kind of ZeRO stage; says whether it was there."""
+        found, _ = self._engine.load_checkpoint(folder, tag=_TAG)
+        return found is not None
 
     def close(self) -> None:
         """Frees what DeepSpeed holds; the objective's weights stay."""
@@ -131,7 +136,7 @@ def join_process_group() -> torch.device:
     backend = "nccl" if on_gpu else "gloo"
     if not dist.is_initialized():
         if "RANK" in environment():
-            dist.init_process_group(backend)
+            dist.init_process_group(backend, timeout=_PATIENCE)
         else:
             os.environ.setdefault("LOCAL_RANK", "0")  # noqa: TID251 - DeepSpeed insists on it
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

@@ -19,6 +19,12 @@ from osprey_trainer.objectives import Objective
 from osprey_trainer.settings import LoopSettings
 
 
+_ZERO_KINDS = {0: "whole", 1: "split", 2: "split", 3: "split weights"}
+"""How DeepSpeed writes a checkpoint under each ZeRO stage; it can't read that of another kind."""
+_NAMED = 3
+"""Samples of a batch that diverged: it may have thousands, and a message is cut at 2000 characters."""
+
+
 class Batch(Protocol):
     """A micro-batch: `batch.DialogueBatch`, `batch.WindowBatch`."""
 
@@ -53,6 +59,10 @@ class BatchSource(Protocol[BatchT_co]):
 
 class Checkpoints(Protocol):
     """Where checkpoints go; every rank calls both methods."""
+
+    @property
+    def uri(self) -> str:
+        """Where they can be deleted, for messages."""
 
     def latest(self) -> Path | None:
         """A local folder with the newest complete checkpoint (files of all ranks), or None."""
@@ -122,15 +132,15 @@ def train(
 
     Raises:
         TrainerError: DIVERGED when the loss is not finite, with the step and the names of the batch;
-            INVALID_CONFIG when the checkpoint is of another number of ranks.
+            INVALID_CONFIG when the checkpoint is of another number of ranks or kind of ZeRO stage.
         Stopped: after SIGTERM or SIGINT, with a checkpoint saved.
     """
     torch.manual_seed(settings.seed)
     run = _Run(objective, batches, settings)
     try:
         folder = checkpoints.latest() if checkpoints else None
-        if folder is not None:
-            run.load(folder)
+        if checkpoints and folder is not None:
+            run.load(folder, checkpoints.uri)
         with _StopSignal() as stop:
             while True:
                 started = time.monotonic()
@@ -202,7 +212,7 @@ class _Run(Generic[BatchT]):
         self.engine.save(folder)
         torch.save(
             {
-                "world_size": self.engine.world_size,
+                "zero_stage": self.settings.zero_stage,
                 "step": self.step,
                 "tokens": self.tokens,
                 "batches": self.batches.state_dict(),
@@ -214,17 +224,28 @@ class _Run(Generic[BatchT]):
         if self.average:
             self.average.save(folder / "average.safetensors")
 
-    def load(self, folder: Path) -> None:
-        """Goes on where a checkpoint was written."""
+    def load(self, folder: Path, uri: str) -> None:
+        """Goes on where a checkpoint was written. uri: of the checkpoints."""
+        otherwise = f"or delete the checkpoints below {uri} to start again"
         ranks = len(list(folder.glob("rank*.pt")))
         if ranks != self.engine.world_size:
             raise TrainerError(
                 FailureReason.INVALID_CONFIG,
-                f"The checkpoint was written by {ranks} ranks, and {self.engine.world_size} are running; run as "
-                "many as before, or delete the checkpoints to start again.",
+                f"The checkpoint was written by {ranks} ranks, and {self.engine.world_size} are running: run as "
+                f"many as before, {otherwise}.",
             )
         state = torch.load(folder / f"rank{self.engine.rank}.pt", weights_only=True)
-        self.engine.load(folder)
+        before, now = state["zero_stage"], self.settings.zero_stage
+        if _ZERO_KINDS[before] != _ZERO_KINDS[now]:
+            raise TrainerError(
+                FailureReason.INVALID_CONFIG,
+                f"The checkpoint was written with zeroStage {before}, and zeroStage {now} splits it otherwise: set "
+                f"job.zeroStage to {before} again, {otherwise}.",
+            )
+        if not self.engine.load(folder):
+            raise TrainerError(
+                FailureReason.CORRUPT_ARTIFACT, f"The checkpoint lacks DeepSpeed's files: try again, {otherwise}."
+            )
         self.step, self.tokens = state["step"], state["tokens"]
         self.batches.load_state_dict(state["batches"])
         torch.set_rng_state(state["rng"])
@@ -249,10 +270,11 @@ class _Run(Generic[BatchT]):
     def _raise_diverged(self, batches: Sequence[BatchT], local_loss: Tensor) -> NoReturn:
         names = [name for batch in batches for name in batch.names] if not local_loss.isfinite() else []
         culprits = [name for part in self.engine.gather(names) for name in part]
+        more = f" and {len(culprits) - _NAMED} more" if len(culprits) > _NAMED else ""
         raise TrainerError(
             FailureReason.DIVERGED,
-            f"The loss is not finite at step {self.step + 1}; the batch holds {', '.join(culprits)}. Look at these "
-            "samples, or lower the learning rate.",
+            f"The loss is not finite at step {self.step + 1}: lower the learning rate, or look at the samples of its "
+            f"batch, {', '.join(culprits[:_NAMED])}{more}.",
         )
 
 

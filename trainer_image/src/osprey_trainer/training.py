@@ -216,6 +216,7 @@ class _PodCheckpoints:
         self._ctx = ctx
         self._restored = ctx.scratch / "restored-checkpoint"
         self.history = history
+        self.uri = ctx.checkpoints.uri
 
     def latest(self) -> Path | None:
         """Returns a folder with the newest complete checkpoint, the same on all ranks, or None."""
