@@ -11,9 +11,10 @@ from osprey_api.common import (
     PodTemplate,
     ResourceSpec,
     SourceUri,
+    Storage,
     TrainingOptimization,
 )
-from osprey_api.stages import ArtifactRef, Speculation
+from osprey_api.stages import ArtifactRef, Pinned, Speculation
 from osprey_api.status import Asked, Condition, Resolved, StageStatus
 
 KIND = "OspreyDrafter"
@@ -103,28 +104,30 @@ class Distillation(TrainingOptimization):
 
 
 class Gate(ApiModel):
-    """What a drafter must reach before it is served. An unset bound is not asked."""
+    """What a drafter must reach before it is served."""
 
-    min_speedup: float | None = Field(
+    min_speedup: float = Field(
         default=1.0,
         ge=0,
         le=100,
-        description="Least tokens per second relative to the target without a drafter.",
+        description="Least tokens per second relative to the target without a drafter; 0 asks for nothing.",
     )
-    max_regression: float | None = Field(
+    max_regression: float = Field(
         default=0.02,
         ge=0,
         le=1,
-        description="Most that acceptance length may fall below the serving revision's, as a share.",
+        description="Most that acceptance length may fall below the serving revision's, as a share; 1 asks for "
+        "nothing. Not asked where that one was measured with other prompts, limits, speculation or another server.",
     )
-    min_acceptance_length: float | None = Field(
-        default=None, ge=1, le=129, description="Least mean acceptance length over all domains."
+    min_acceptance_length: float = Field(
+        default=1.0, ge=1, le=129, description="Least mean acceptance length over all domains; 1 asks for nothing."
     )
-    min_identical_outputs: float | None = Field(
+    min_identical_outputs: float = Field(
         default=0.9,
         ge=0,
         le=1,
-        description="Least share of greedy outputs equal to those without a drafter; 1 is right in FP32 on CPU.",
+        description="Least share of greedy outputs equal to those without a drafter; 1 is right in FP32 on CPU, "
+        "0 asks for nothing.",
     )
 
 
@@ -257,6 +260,13 @@ class Revision(StatusModel):
 
     artifact: ArtifactRef = Field(description="The drafter, in the serving format.")
     evaluation: str = Field(max_length=64, description="Fingerprint of its evaluation.")
+    measured: str = Field(
+        default="", max_length=64, description="Of the evaluation's prompts, limits, speculation and server."
+    )
+    target: Pinned | None = Field(
+        default=None, description="The target that it was trained for and measured with: served as long as it is."
+    )
+    storage: Storage | None = Field(default=None, description="Where the artifact lies.")
     acceptance_length: float = Field(description="Evaluated acceptance length, the mean over requests.")
     acceptance_length_corpus: float = Field(
         description="Evaluated acceptance length, all tokens over all verify steps: what live traffic is compared with."

@@ -42,7 +42,8 @@ class StageStatus(StatusModel):
         default=0, description="Those of them that failed before their set-up had shown to work: job.retries bounds it."
     )
     doubted: bool = Field(
-        default=False, description="Its artifact is to be looked for in the store: what an earlier Job said is no proof."
+        default=False,
+        description="Its artifact is to be looked for in the store: what an earlier Job said is no proof.",
     )
     step: int | None = Field(default=None, description="Optimizer steps, or prompts, done.")
     total_steps: int | None = Field(default=None, description="Optimizer steps, or prompts, in all.")
@@ -61,7 +62,8 @@ Asked = Annotated[
     str,
     Field(
         max_length=64,
-        description="Of osprey.dev/retry and the storage's endpoint: when this changes, finished artifacts are looked for.",
+        description="Of osprey.dev/retry and the storage's endpoint: when it changes, finished artifacts are looked "
+        "for again.",
     ),
 ]
 

@@ -126,7 +126,7 @@ def served(**changes: Any) -> list[dict[str, Any]]:
     arguments = {
         "owner": owner(),
         "spec": drafter(),
-        "resolved": RESOLVED,
+        "target": RESOLVED.model,
         "drafter": ARTIFACT,
         "storage": STORAGE,
         "settings": SETTINGS,

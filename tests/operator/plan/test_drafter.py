@@ -12,6 +12,7 @@ from tests.operator.world import (
     finished_backbone,
     outcome_of,
     ready_drafter,
+    result_of,
     task_of,
 )
 
@@ -295,7 +296,7 @@ def test_servers_stay_as_they_are_while_the_target_is_resolved_anew():
     assert world.stages_with_jobs() == set()
 
 
-@pytest.mark.parametrize("how", ["retry"])
+@pytest.mark.parametrize("how", ["retry", "endpoint"])
 def test_a_retry_or_another_endpoint_lets_finished_stages_look_for_their_artifacts(how):
     world = ready_drafter()
     served = world.child("Deployment")["metadata"]["uid"]
@@ -324,6 +325,83 @@ def test_a_retry_or_another_endpoint_lets_finished_stages_look_for_their_artifac
     world.roll()
     assert world.is_true("Ready")
     assert not any(entry["doubted"] for entry in world.resource["status"]["stages"])
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [{**STORAGE, "endpoint": "https://s3.example.com"}, {"uri": "s3://elsewhere/x", "credentialsSecret": "other"}],
+)
+def test_another_storage_is_served_from_once_it_holds_the_drafter(storage):
+    world = ready_drafter()
+    served = world.child("Deployment")["metadata"]["uid"]
+    world.edit(storage=storage)
+    world.settle()
+    assert world.stages_with_jobs() == {"regenerate", "baseline"}
+    for stage in ("regenerate", "baseline", "convert", "distil"):
+        world.succeed(stage)
+        assert world.child("Deployment")["metadata"]["uid"] == served
+    world.edit(serving={"replicas": 3})
+    world.settle()
+    [fetch] = [
+        each
+        for each in world.child("Deployment")["spec"]["template"]["spec"]["initContainers"]
+        if each["name"] == "fetch"
+    ]
+    assert fetch["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert world.child("Deployment")["spec"]["replicas"] == 3
+    world.succeed("evaluate")
+    world.roll()
+    assert world.is_true("Ready")
+    files = next(iter(world.child("ConfigMap")["data"].values()))
+    assert storage.get("endpoint", storage["uri"]) in files
+
+
+def test_other_keys_of_the_same_storage_are_used_at_once():
+    world = ready_drafter()
+    served = world.child("Deployment")["metadata"]["uid"]
+    world.edit(storage={**STORAGE, "credentialsSecret": "new"})
+    world.settle()
+    assert world.child("Deployment")["metadata"]["uid"] != served
+
+
+def test_a_lost_status_does_not_take_the_drafter_from_the_servers():
+    world = ready_drafter()
+    served = world.child("Deployment")["metadata"]["uid"]
+    world.resource.pop("status")
+    world.jobs, world.pods = [], []
+    world.settle()
+    for stage in ("resolve", "regenerate", "baseline", "convert", "distil"):
+        world.succeed(stage)
+        assert world.child("Deployment")["metadata"]["uid"] == served
+        assert world.is_true("Available")
+        assert "until it is known" in world.condition("RolledOut")["message"]
+    world.succeed("evaluate")
+    assert world.child("Deployment")["metadata"]["uid"] == served
+    assert world.is_true("Ready")
+
+
+@pytest.mark.parametrize("by", ["retry", "edit"])
+def test_a_new_target_is_served_with_the_drafter_that_was_trained_for_it(by):
+    world = ready_drafter()
+    served = world.child("Deployment")["metadata"]["uid"]
+    if by == "retry":
+        world.retry("1")
+    else:
+        world.edit(target={"uri": "hf://org/model", "revision": "next"})
+    world.settle()
+    found = result_of(task_of(world.job("resolve")))
+    world.succeed("resolve", found.model_copy(update={"model": found.model.model_copy(update={"revision": "f" * 40})}))
+    for stage in ("regenerate", "baseline", "convert", "distil"):
+        world.succeed(stage)
+    world.succeed("evaluate", evaluation(length=1.0))
+    assert world.condition("GatePassed")["reason"] == "Regressed"
+    assert world.child("Deployment")["metadata"]["uid"] == served
+    world.edit(evaluation={"gate": {"maxRegression": 1}})
+    world.settle()
+    assert world.child("Deployment")["metadata"]["uid"] != served
+    world.roll()
+    assert world.is_true("Ready")
+    assert "f" * 40 in str(world.child("ConfigMap")["data"])
 
 
 def test_servers_over_quota_are_a_condition():

@@ -16,6 +16,7 @@ def revision(name="served", length=2.0, state="Serving"):
     return Revision(
         artifact=ArtifactRef(uri=f"s3://b/{name}", digest=digest(name)),
         evaluation="e",
+        measured="so",
         acceptance_length=length,
         acceptance_length_corpus=length - 0.1,
         state=state,
@@ -44,23 +45,29 @@ def test_a_domain_has_its_own_speedup():
     [
         ({}, {}, "Passed"),
         ({}, {"speedup": 0.99}, "TooSlow"),
-        ({"min_speedup": None}, {"speedup": 0.1}, "Passed"),
+        ({"min_speedup": 0}, {"speedup": 0.1}, "Passed"),
         ({"min_acceptance_length": 2.0}, {"length": 1.99}, "AcceptanceTooLow"),
         ({}, {"identical": 0.89}, "OutputsDiffer"),
-        ({"min_identical_outputs": None}, {"identical": 0.0}, "Passed"),
+        ({"min_identical_outputs": 0}, {"identical": 0.0}, "Passed"),
         ({}, {"length": 1.96}, "Passed"),
         ({}, {"length": 1.95}, "Regressed"),
-        ({"max_regression": None}, {"length": 1.0}, "Passed"),
+        ({"max_regression": 1}, {"length": 1.0}, "Passed"),
     ],
 )
 def test_the_gate(gate, changes, reason):
-    verdict = judge(metrics(**changes), Gate(**gate), revision())
+    verdict = judge(metrics(**changes), Gate(**gate), revision(), "so")
     assert verdict.reason == reason
     assert verdict.passed == (reason == "Passed")
 
 
+def test_figures_that_were_measured_otherwise_are_not_compared():
+    verdict = judge(metrics(length=1.1), Gate(), revision(), "otherwise")
+    assert verdict.passed
+    assert "not held against the served revision's 2.000" in verdict.message
+
+
 def test_without_another_revision_nothing_regresses():
-    assert judge(metrics(length=1.1), Gate(), None).passed
+    assert judge(metrics(length=1.1), Gate(), None, "so").passed
 
 
 def test_the_served_revision_is_kept_whatever_its_age():

@@ -22,6 +22,8 @@ LABEL_OWNER_UID = f"{GROUP}/owner-uid"
 """UID of the resource, on its pods: a server's pod belongs to a ReplicaSet, and names are used again."""
 LABEL_DRAFTER = f"{GROUP}/drafter"
 """Beginning of the digest of the drafter that a server's pod was made for, so that traffic is told apart by it."""
+NO_DRAFTER = "none"
+"""Value of that label where the target is served alone."""
 SERVICE_NAME_LIMIT = 63
 
 

@@ -13,12 +13,12 @@ from osprey_api.drafter import OspreyDrafterSpec, Rollout, RolloutStrategy, Serv
 from osprey_api.fingerprint import sha256
 from osprey_api.naming import METRICS_PORT, SERVER_PORT, WANTED_PATH, fingerprint_label, shortened
 from osprey_api.serving import ADMIN_KEY_VARIABLE, ServerFiles
-from osprey_api.stages import SERVER_URL_VARIABLE, ArtifactRef, Engine, StorageLocation
-from osprey_api.status import Resolved
+from osprey_api.stages import SERVER_URL_VARIABLE, ArtifactRef, Engine, Pinned, StorageLocation
 from osprey_operator.manifests import sglang
 from osprey_operator.manifests.metadata import (
     LABEL_DRAFTER,
     LABEL_OWNER_UID,
+    NO_DRAFTER,
     Component,
     identity,
     metadata,
@@ -61,7 +61,7 @@ def server_objects(
     *,
     owner: Owner,
     spec: OspreyDrafterSpec,
-    resolved: Resolved,
+    target: Pinned,
     drafter: ArtifactRef | None,
     storage: Storage,
     settings: Settings,
@@ -79,7 +79,7 @@ def server_objects(
     selector = identity(owner, Component.SERVER)
     files = ServerFiles(
         storage=StorageLocation(uri=storage.uri, endpoint=storage.endpoint, region=storage.region),
-        target=resolved.model,
+        target=target,
         drafter=drafter,
     )
     content = files.model_dump_json()
@@ -104,7 +104,7 @@ def server_objects(
                 owner=owner,
                 spec=spec,
                 serving=serving,
-                resolved=resolved,
+                target=target,
                 drafter=drafter,
                 storage=storage,
                 settings=settings,
@@ -141,14 +141,14 @@ def _pod_template(
     owner: Owner,
     spec: OspreyDrafterSpec,
     serving: Serving,
-    resolved: Resolved,
+    target: Pinned,
     drafter: ArtifactRef | None,
     storage: Storage,
     settings: Settings,
     config_map: str,
     admin_key_secret: str,
 ) -> KubernetesObject:
-    server_disks = sglang.disks(spec, resolved.model, drafter=drafter is not None)
+    server_disks = sglang.disks(spec, target, drafter=drafter is not None)
     wanted = Disk({"name": "wanted", "configMap": {"name": config_map}}, WANTED_PATH.rpartition("/")[0], read_only=True)
     admin_key = secret_variable(ADMIN_KEY_VARIABLE, admin_key_secret, ADMIN_KEY_VARIABLE)
     sync = container(
@@ -173,7 +173,7 @@ def _pod_template(
     server = sglang.server(
         spec=spec,
         settings=settings,
-        target=resolved.model,
+        target=target,
         engine=Engine(
             version=settings.sglang_version,
             server_args=spec.target.server_args,
@@ -191,7 +191,7 @@ def _pod_template(
         labels={
             **identity(owner, Component.SERVER),
             LABEL_OWNER_UID: owner.uid,
-            LABEL_DRAFTER: "none" if drafter is None else fingerprint_label(drafter.digest.removeprefix("sha256:")),
+            LABEL_DRAFTER: NO_DRAFTER if drafter is None else fingerprint_label(drafter.digest.removeprefix("sha256:")),
         },
         annotations={"prometheus.io/scrape": "true", "prometheus.io/port": str(SERVER_PORT)},
         init_containers=[

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from pydantic import ValidationError
 
 from osprey_api.backbone import KIND as BACKBONE
+from osprey_api.common import Storage
 from osprey_api.conditions import ConditionReason, ConditionType
 from osprey_api.drafter import (
     AcceptanceStatus,
@@ -36,8 +37,8 @@ from osprey_operator.plan.conditions import FAILURES, Activity, Conditions, acti
 from osprey_operator.plan.failures import Trouble
 from osprey_operator.plan.pipeline import Pipeline
 from osprey_operator.plan.results import acceptance_status, throughput_status
-from osprey_operator.plan.rollout import Rollout, left_alone, roll_out, withdraw
-from osprey_operator.state import Event, KubernetesObject, Observed, Owner, Plan, Settings, Traffic
+from osprey_operator.plan.rollout import Rollout, left_alone, roll_out, serves_drafter, withdraw
+from osprey_operator.state import Event, KubernetesObject, Observed, Plan, Settings, Traffic
 
 LEAST_VERIFY_STEPS = 100
 """Fewer than these in the window, and live acceptance length is not shown, where `adaptation` does not say."""
@@ -49,7 +50,8 @@ class Training:
 
     resolved: Resolved | None
     drafter: ArtifactRef | None
-    evaluated: bool
+    measured: str | None = None
+    """How the drafter was evaluated, as `stages.measured` says; None: it was not yet."""
     waits: Trouble | None = None
     """Why what is to be trained is not known for a while."""
 
@@ -85,13 +87,13 @@ def plan_drafter(resource: KubernetesObject, observed: Observed, now: datetime, 
     set_resolved(conditions, pipeline.statuses[StageName.RESOLVE], known=resolved is not None)
     _set_stage(conditions, ConditionType.TRAINED, pipeline.statuses[StageName.DISTIL])
     _set_stage(conditions, ConditionType.EVALUATED, pipeline.statuses[StageName.EVALUATE])
-    verdict = _judged(spec, status, training, pipeline.statuses[StageName.EVALUATE], resolved)
+    verdict = _judged(spec, status, training, pipeline.statuses[StageName.EVALUATE])
     _set_gate(conditions, status, verdict, pipeline.statuses[StageName.EVALUATE])
-    revisions = _with_verdict(spec, status, training, pipeline.statuses[StageName.EVALUATE], verdict)
+    revisions = _with_verdict(pipeline, status, training, verdict, serving=spec.serving is not None)
 
     wanted = gate.accepted(revisions) if spec.serving is not None else None
-    rollout = _serve(owner=owner, spec=spec, resolved=resolved, wanted=wanted, pipeline=pipeline, status=status)
-    if wanted is not None and resolved is not None and rollout.complete:
+    rollout = _serve(pipeline, spec, status, training, wanted)
+    if wanted is not None and rollout.complete and not rollout.left_alone:
         revisions = gate.with_rollout(revisions, wanted.artifact)
     _set_serving(conditions, spec, wanted, rollout)
     live = _live(spec, observed.traffic)
@@ -154,31 +156,30 @@ def _run(
     later = (StageName.CONVERT, StageName.DISTIL, StageName.EVALUATE)
     if resolved is None:
         pipeline.keep(StageName.REGENERATE, *later, StageName.BASELINE)
-        return Training(None, None, evaluated=False)
+        return Training(None, None)
     answers = pipeline.run(stages.regenerate(spec, resolved, settings))
     baseline = pipeline.run(stages.baseline(spec, resolved, settings))
     backbone = _backbone(spec, observed)
     if isinstance(backbone, Trouble):
         pipeline.keep(*later, why=backbone)
-        return Training(resolved, None, evaluated=False, waits=backbone)
+        return Training(resolved, None, waits=backbone)
     if answers is None:
         pipeline.wait(*later)
-        return Training(resolved, None, evaluated=False)
+        return Training(resolved, None)
     inputs = {InputRole.ANSWERS: answers}
     if backbone is not None:
         inputs[InputRole.BACKBONE] = backbone
     initial = pipeline.run(stages.convert(spec, resolved), inputs)
     if initial is None:
         pipeline.wait(StageName.DISTIL, StageName.EVALUATE)
-        return Training(resolved, None, evaluated=False)
+        return Training(resolved, None)
     drafter = pipeline.run(stages.distil(spec, resolved), {InputRole.DRAFTER: initial, InputRole.ANSWERS: answers})
     if drafter is None or baseline is None:
         pipeline.wait(StageName.EVALUATE)
-        return Training(resolved, drafter, evaluated=False)
-    report = pipeline.run(
-        stages.evaluate(spec, resolved, settings), {InputRole.DRAFTER: drafter, InputRole.BASELINE: baseline}
-    )
-    return Training(resolved, drafter, evaluated=report is not None)
+        return Training(resolved, drafter)
+    evaluation = stages.evaluate(spec, resolved, settings)
+    report = pipeline.run(evaluation, {InputRole.DRAFTER: drafter, InputRole.BASELINE: baseline})
+    return Training(resolved, drafter, measured=None if report is None else stages.measured(evaluation))
 
 
 def _backbone(spec: OspreyDrafterSpec, observed: Observed) -> ArtifactRef | Trouble | None:
@@ -216,17 +217,13 @@ def _set_stage(conditions: Conditions, kind: ConditionType, entry: StageStatus) 
 
 
 def _judged(
-    spec: OspreyDrafterSpec,
-    status: OspreyDrafterStatus,
-    training: Training,
-    evaluation: StageStatus,
-    resolved: Resolved | None,
+    spec: OspreyDrafterSpec, status: OspreyDrafterStatus, training: Training, evaluation: StageStatus
 ) -> gate.Verdict | None:
     """Judge the drafter that was evaluated for this very spec; None: there is none."""
-    if resolved is None or training.drafter is None or not training.evaluated:
+    if training.drafter is None or training.measured is None:
         return None
     rival = gate.served(status.revisions, other_than=training.drafter) if spec.serving is not None else None
-    return gate.judge(evaluation.metrics, spec.evaluation.gate, rival)
+    return gate.judge(evaluation.metrics, spec.evaluation.gate, rival, training.measured)
 
 
 def _set_gate(
@@ -243,53 +240,76 @@ def _set_gate(
 
 
 def _with_verdict(
-    spec: OspreyDrafterSpec,
+    pipeline: Pipeline,
     status: OspreyDrafterStatus,
     training: Training,
-    evaluation: StageStatus,
     verdict: gate.Verdict | None,
+    *,
+    serving: bool,
 ) -> tuple[Revision, ...]:
-    if verdict is None or training.drafter is None:
+    evaluation = pipeline.statuses[StageName.EVALUATE]
+    if verdict is None or training.drafter is None or training.measured is None or training.resolved is None:
         return status.revisions
-    return gate.with_candidate(
-        status.revisions, training.drafter, evaluation, passed=verdict.passed, serving=spec.serving is not None
+    candidate = Revision(
+        artifact=training.drafter,
+        evaluation=evaluation.fingerprint,
+        measured=training.measured,
+        target=training.resolved.model,
+        storage=pipeline.storage,
+        acceptance_length=round(evaluation.metrics["acceptance_length"], 3),
+        acceptance_length_corpus=round(evaluation.metrics["acceptance_length_corpus"], 3),
+        state=RevisionState.REJECTED,
     )
+    return gate.with_candidate(status.revisions, candidate, passed=verdict.passed, serving=serving)
 
 
 # ------------------------------------------------------------------------------------------------ serving
 
 
 def _serve(
-    *,
-    owner: Owner,
-    spec: OspreyDrafterSpec,
-    resolved: Resolved | None,
-    wanted: Revision | None,
     pipeline: Pipeline,
+    spec: OspreyDrafterSpec,
     status: OspreyDrafterStatus,
+    training: Training,
+    wanted: Revision | None,
 ) -> Rollout:
-    """Serve the target with the wanted drafter; without one until the first is ready."""
+    """Serve the wanted drafter, with the target that it was measured with; the target alone until there is one."""
     if spec.serving is None:
         return withdraw(pipeline.observed)
-    if resolved is None:
+    owner, observed, storage = pipeline.owner, pipeline.observed, pipeline.storage
+    resolved = training.resolved
+    target = wanted.target if wanted is not None else None
+    if target is None and resolved is not None:
+        target = resolved.model
+    # Without a verdict a status without revisions may be one that was lost: its drafter is found again in a while.
+    lost = wanted is None and training.measured is None and serves_drafter(observed)
+    if target is None or lost:
         before = next((entry for entry in status.conditions if entry.type == ConditionType.ROLLED_OUT), None)
-        rolled_out = before is not None and before.status == "True"
-        return left_alone(pipeline.observed, status.endpoint, rolled_out=rolled_out)
+        return left_alone(owner, observed, rolled_out=before is not None and before.status == "True")
+    if wanted is not None and wanted.storage is not None and not _lies_in(storage, wanted):
+        storage = wanted.storage  # the new one has nothing to fetch before the stages have filled it
     return roll_out(
         owner,
         server_objects(
             owner=owner,
             spec=spec,
-            resolved=resolved,
+            target=target,
             drafter=wanted.artifact if wanted is not None else None,
-            storage=pipeline.storage,
+            storage=storage,
             settings=pipeline.settings,
             admin_key_secret=admin_secret_name(owner),
         ),
         admin_secret_name(owner),
-        pipeline.observed,
+        observed,
         pipeline.now,
     )
+
+
+def _lies_in(storage: Storage, revision: Revision) -> bool:
+    """Tell whether a revision's artifact lies in a storage, whose keys may be others by now."""
+    where = revision.storage
+    same_store = where is None or where.endpoint == storage.endpoint
+    return same_store and revision.artifact.uri.startswith(f"{storage.uri.rstrip('/')}/")
 
 
 def _set_serving(conditions: Conditions, spec: OspreyDrafterSpec, wanted: Revision | None, rollout: Rollout) -> None:
@@ -307,6 +327,9 @@ def _set_serving(conditions: Conditions, spec: OspreyDrafterSpec, wanted: Revisi
         conditions.set(ConditionType.AVAILABLE, False, ConditionReason.SERVER_NOT_READY, "no server answers yet")
     if trouble is not None:
         conditions.set(ConditionType.ROLLED_OUT, False, trouble.reason, trouble.message)
+    elif rollout.left_alone and not rollout.complete:
+        message = "nothing changes at the servers until it is known what they should serve"
+        conditions.set(ConditionType.ROLLED_OUT, False, ConditionReason.ROLLING_OUT, message)
     elif not rollout.complete:
         message = f"{rollout.updated} of {rollout.wanted} servers are as wanted"
         conditions.set(ConditionType.ROLLED_OUT, False, ConditionReason.ROLLING_OUT, message)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from osprey_api.conditions import ConditionReason
 from osprey_api.drafter import Gate, Revision, RevisionState
-from osprey_api.stages import ArtifactRef, StageName
-from osprey_api.status import StageStatus
+from osprey_api.stages import ArtifactRef
 from osprey_operator.plan.results import speedup
 
 ACCEPTED = frozenset({RevisionState.SERVING, RevisionState.ROLLING_OUT})
@@ -21,45 +20,52 @@ class Verdict:
     message: str
 
 
-def judge(metrics: Mapping[str, float], gate: Gate, rival: Revision | None) -> Verdict:
-    """Hold an evaluation against the gate and against the revision that is served now, if it is another one."""
+def judge(metrics: Mapping[str, float], gate: Gate, rival: Revision | None, measured: str) -> Verdict:
+    """Hold an evaluation against the gate and against the revision that is served now, if it is another one.
+
+    Args:
+        metrics: of the evaluation.
+        gate: what is asked.
+        rival: the revision that is served.
+        measured: how the evaluation was made, as `stages.measured` says: only figures of the same kind are compared.
+    """
     faster = speedup(dict(metrics))
     length = metrics["acceptance_length"]
     identical = metrics["identical_outputs"]
-    if gate.min_identical_outputs is not None and identical < gate.min_identical_outputs:
+    if identical < gate.min_identical_outputs:
         return Verdict(
             False,
             ConditionReason.OUTPUTS_DIFFER,
             f"{identical:.1%} of the outputs equal those without a drafter, the gate asks for "
             f"{gate.min_identical_outputs:.1%}",
         )
-    if gate.min_acceptance_length is not None and length < gate.min_acceptance_length:
+    if length < gate.min_acceptance_length:
         return Verdict(
             False,
             ConditionReason.ACCEPTANCE_TOO_LOW,
             f"acceptance length {length:.3f} is {gate.min_acceptance_length - length:.3f} below "
             f"minAcceptanceLength {gate.min_acceptance_length:g}",
         )
-    if gate.min_speedup is not None and faster < gate.min_speedup:
+    if faster < gate.min_speedup:
         return Verdict(
             False,
             ConditionReason.TOO_SLOW,
             f"speed-up {faster:.3f} is {gate.min_speedup - faster:.3f} below minSpeedup {gate.min_speedup:g}",
         )
-    if gate.max_regression is not None and rival is not None:
-        least = rival.acceptance_length * (1 - gate.max_regression)
-        if length < least:
-            return Verdict(
-                False,
-                ConditionReason.REGRESSED,
-                f"acceptance length {length:.3f} is {1 - length / rival.acceptance_length:.1%} below the served "
-                f"revision's {rival.acceptance_length:.3f}, maxRegression allows {gate.max_regression:.1%}",
-            )
-    return Verdict(
-        True,
-        ConditionReason.PASSED,
-        f"acceptance length {length:.3f}, speed-up {faster:.3f}, {identical:.1%} identical",
-    )
+    message = f"acceptance length {length:.3f}, speed-up {faster:.3f}, {identical:.1%} identical"
+    if rival is not None and rival.measured != measured:
+        message += (
+            f"; not held against the served revision's {rival.acceptance_length:.3f}, which was measured with other "
+            "prompts, limits, speculation or another server"
+        )
+    elif rival is not None and length < rival.acceptance_length * (1 - gate.max_regression):
+        return Verdict(
+            False,
+            ConditionReason.REGRESSED,
+            f"acceptance length {length:.3f} is {1 - length / rival.acceptance_length:.1%} below the served "
+            f"revision's {rival.acceptance_length:.3f}, maxRegression allows {gate.max_regression:.1%}",
+        )
+    return Verdict(True, ConditionReason.PASSED, message)
 
 
 def accepted(revisions: tuple[Revision, ...]) -> Revision | None:
@@ -80,30 +86,25 @@ def served(revisions: tuple[Revision, ...], *, other_than: ArtifactRef) -> Revis
 
 
 def with_candidate(
-    revisions: tuple[Revision, ...], drafter: ArtifactRef, evaluation: StageStatus, *, passed: bool, serving: bool
+    revisions: tuple[Revision, ...], candidate: Revision, *, passed: bool, serving: bool
 ) -> tuple[Revision, ...]:
-    """Return the revisions with a newly judged drafter in front.
+    """Return the revisions with a newly judged drafter in front, whatever state it comes in.
 
-    One that is served already stays so when a later evaluation fails it: the condition tells, and nothing better
-    is at hand.
+    One that is served already stays so, with the target that it serves, when a later evaluation fails it: the
+    condition tells, and nothing better is at hand.
     """
-    if evaluation.name is not StageName.EVALUATE:
-        raise ValueError(f"{evaluation.name} evaluates nothing")
-    before = next((revision for revision in revisions if revision.artifact.digest == drafter.digest), None)
+    digest = candidate.artifact.digest
+    before = next((revision for revision in revisions if revision.artifact.digest == digest), None)
     if before is not None and before.state is RevisionState.SERVING and serving:
         state = RevisionState.SERVING
+        if not passed and before.target is not None:
+            candidate = candidate.model_copy(update={"target": before.target})
     elif not passed:
         state = RevisionState.REJECTED
     else:
         state = RevisionState.ROLLING_OUT if serving else RevisionState.EXPORTED
-    candidate = Revision(
-        artifact=drafter,
-        evaluation=evaluation.fingerprint,
-        acceptance_length=round(evaluation.metrics["acceptance_length"], 3),
-        acceptance_length_corpus=round(evaluation.metrics["acceptance_length_corpus"], 3),
-        state=state,
-    )
-    rest = tuple(revision for revision in revisions if revision.artifact.digest != drafter.digest)
+    candidate = candidate.model_copy(update={"state": state})
+    rest = tuple(revision for revision in revisions if revision.artifact.digest != digest)
     if state is RevisionState.ROLLING_OUT:  # one on its way is overtaken; one that is served is until it is replaced
         rest = tuple(
             revision.model_copy(update={"state": RevisionState.SUPERSEDED})

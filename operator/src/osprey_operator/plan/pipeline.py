@@ -1,7 +1,8 @@
 """The stages of one resource, moved on one after the other: each against its Job, its pods and its last status.
 
 A stage is known by its fingerprint. One whose status says that it succeeded is never looked at again, unless its
-artifact is doubted; otherwise its Job is: absent, it is created; running, it is watched; ended, its result or its failure is read, once.
+artifact is doubted; otherwise its Job is: absent, it is created; running, it is watched; ended, its result or its
+failure is read, once.
 """
 
 from collections.abc import Mapping
@@ -139,11 +140,7 @@ class Pipeline:
         before = self.previous.get(StageName.RESOLVE)
         if before is not None and before.fingerprint != task.fingerprint:
             # The user asked anew, by an edit or by the retry annotation: what had failed has another chance.
-            self.previous = {
-                name: entry
-                for name, entry in self.previous.items()
-                if entry.state not in bad
-            }
+            self.previous = {name: entry for name, entry in self.previous.items() if entry.state not in bad}
             self.delete.extend(job for job in self.observed.jobs if self.is_mine(job) and job_failed(job))
         outcome = self._advance(task)
         if outcome is not None and isinstance(outcome.result, ResolveResult):

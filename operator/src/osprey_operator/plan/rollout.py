@@ -7,7 +7,8 @@ from osprey_api.conditions import FailureReason
 from osprey_api.fingerprint import sha256
 from osprey_api.naming import LABEL_STAGE, SERVER_PORT
 from osprey_operator.children import annotation, called, is_deleting, label, name_of
-from osprey_operator.manifests.metadata import LABEL_OWNER_UID
+from osprey_operator.manifests.metadata import LABEL_DRAFTER, LABEL_OWNER_UID, NO_DRAFTER
+from osprey_operator.manifests.server import server_name
 from osprey_operator.plan.failures import Trouble, trouble_of
 from osprey_operator.state import ANNOTATION_APPLIED, KubernetesObject, Observed, Owner
 
@@ -29,6 +30,8 @@ class Rollout:
     wake_at: tuple[datetime, ...] = field(default=())
     updated: int = 0
     wanted: int = 0
+    left_alone: bool = False
+    """Nothing is done, since what should be served is not known for a while."""
 
 
 def roll_out(owner: Owner, wanted: list[KubernetesObject], secret: str, observed: Observed, now: datetime) -> Rollout:
@@ -57,7 +60,6 @@ def roll_out(owner: Owner, wanted: list[KubernetesObject], secret: str, observed
         if found is None or annotation(found, ANNOTATION_APPLIED) != content:
             apply.append(child)
     deployment = next(child for child in marked if child["kind"] == "Deployment")
-    service = next(child for child in marked if child["kind"] == "Service")
     running = _find(observed, deployment)
     pods = tuple(pod for pod in observed.pods if label(pod, LABEL_OWNER_UID) == owner.uid)
     if trouble is None and running is not None:
@@ -70,7 +72,7 @@ def roll_out(owner: Owner, wanted: list[KubernetesObject], secret: str, observed
         available=status.get("availableReplicas", 0) >= 1,
         complete=complete,
         trouble=trouble,
-        endpoint=f"http://{name_of(service)}.{owner.namespace}.svc:{SERVER_PORT}",
+        endpoint=_endpoint(owner),
         apply=tuple(apply),
         delete=tuple(
             child for child in _servers(observed) if complete and (child["kind"], name_of(child)) not in names
@@ -87,16 +89,31 @@ def withdraw(observed: Observed) -> Rollout:
     return Rollout(delete=tuple(child for child in _servers(observed) if not is_deleting(child)))
 
 
-def left_alone(observed: Observed, endpoint: str, *, rolled_out: bool) -> Rollout:
-    """Tell how the servers are that nothing can be said about for a while, since the target is not resolved."""
-    deployment = next((child for child in observed.children if child["kind"] == "Deployment"), None)
+def left_alone(owner: Owner, observed: Observed, *, rolled_out: bool) -> Rollout:
+    """Tell how the servers are that are not touched for a while, since it is not known what they should serve."""
+    deployment = _deployment(observed)
     if deployment is None:
-        return Rollout()
+        return Rollout(left_alone=True)
     return Rollout(
         available=deployment.get("status", {}).get("availableReplicas", 0) >= 1,
         complete=rolled_out and _is_complete(deployment),
-        endpoint=endpoint,
+        endpoint=_endpoint(owner),
+        left_alone=True,
     )
+
+
+def serves_drafter(observed: Observed) -> bool:
+    """Tell whether the servers that there are were made for a drafter."""
+    deployment = _deployment(observed)
+    return deployment is not None and label(deployment["spec"]["template"], LABEL_DRAFTER) not in {"", NO_DRAFTER}
+
+
+def _deployment(observed: Observed) -> KubernetesObject | None:
+    return next((child for child in observed.children if child["kind"] == "Deployment"), None)
+
+
+def _endpoint(owner: Owner) -> str:
+    return f"http://{server_name(owner)}.{owner.namespace}.svc:{SERVER_PORT}"
 
 
 def _servers(observed: Observed) -> list[KubernetesObject]:

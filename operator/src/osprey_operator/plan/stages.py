@@ -3,6 +3,7 @@
 from osprey_api.backbone import OspreyBackboneSpec, Pretraining
 from osprey_api.common import ModelSource
 from osprey_api.drafter import DataUse, Distillation, OspreyDrafterSpec
+from osprey_api.fingerprint import sha256
 from osprey_api.naming import ANNOTATION_RETRY
 from osprey_api.stages import (
     BaselineConfig,
@@ -135,6 +136,11 @@ def evaluate(spec: OspreyDrafterSpec, resolved: Resolved, settings: Settings) ->
         **{name: value for name, value in baseline(spec, resolved, settings) if name != "stage"},
         speculation=spec.serving.speculation if spec.serving is not None else Speculation(),
     )
+
+
+def measured(config: EvaluateConfig) -> str:
+    """Return the same for two evaluations whose acceptance lengths can be compared, whatever they cost in time."""
+    return sha256(config.model_dump(mode="json", exclude={"stage", "target", "concurrency"}))
 
 
 def evaluated_domains(spec: OspreyDrafterSpec) -> tuple[str, ...]:
