@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Arrangement, Drafter
-from osprey_trainer.models.hf_names import read_config
+from osprey_trainer.models.hf_names import read_config, read_embedding
 from osprey_trainer.models.target import Target
 from osprey_trainer.vocabulary import Alignment
 
@@ -87,7 +87,7 @@ def target_config(target_folder):
 
 
 @pytest.fixture
-def trained(osprey, target_config, target):
+def trained(osprey, target_config, target_folder):
     """Drafters whose every weight matters, as after training."""
 
     def make(arrangement: str, layers: int = 2) -> Drafter:
@@ -96,7 +96,7 @@ def trained(osprey, target_config, target):
         else:
             drafter = Drafter.from_scratch(
                 target_config=target_config,
-                target_embedding=target.embedding,
+                target_embedding=read_embedding(target_folder),
                 tapped_layers=(2, 3, 4),
                 seed=5,
             )

@@ -13,6 +13,7 @@ from osprey_trainer.errors import TrainerError
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Drafter
+from osprey_trainer.models.hf_names import read_embedding
 from osprey_trainer.models.llama import LlamaBody, Rotary
 from osprey_trainer.unroll import unroll
 from osprey_trainer.vocabulary import DraftVocabulary
@@ -87,14 +88,13 @@ def test_export_and_reload_give_the_same_drafter(trained, dialogues, tmp_path, a
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_drafter_is_served_in_its_targets_dtype(target_config, target, tmp_path, field, nested):
+def test_a_drafter_is_served_in_its_targets_dtype(target_config, target_folder, tmp_path, field, nested):
     _get_and_verify_dtype = pytest.importorskip("sglang.srt.configs.model_config")._get_and_verify_dtype
 
     text = {key: value for key, value in target_config.items() if key != "dtype"}
     wide = {field: "bfloat16", "text_config": text} if nested else text | {field: "bfloat16"}
-    drafter = Drafter.from_scratch(
-        target_config=wide, target_embedding=target.embedding, tapped_layers=(2, 3, 4), seed=1
-    )
+    embedding = read_embedding(target_folder)
+    drafter = Drafter.from_scratch(target_config=wide, target_embedding=embedding, tapped_layers=(2, 3, 4), seed=1)
     compressed(drafter).save(tmp_path)
     Drafter.load(tmp_path).save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -151,10 +151,11 @@ def test_how_an_osprey_drafter_starts(osprey, source_folder):
     assert torch.equal(state["lm_head.weight"], source["model.embed_tokens.weight"])  # it was tied
 
 
-def test_how_an_eagle3_drafter_starts(target, target_config):
-    options = {"target_config": target_config, "target_embedding": target.embedding, "tapped_layers": (2, 3, 4)}
+def test_how_an_eagle3_drafter_starts(target_folder, target_config):
+    embedding = read_embedding(target_folder)
+    options = {"target_config": target_config, "target_embedding": embedding, "tapped_layers": (2, 3, 4)}
     drafter = Drafter.from_scratch(**options, seed=1)
-    assert torch.equal(drafter.embed_tokens.weight, target.embedding)
+    assert torch.equal(drafter.embed_tokens.weight, embedding)
     assert drafter.config.body.num_layers == 1
     assert drafter.config.body.hidden_size == 24
     assert 0.01 < drafter.lm_head.weight.std() < 0.03
@@ -162,6 +163,36 @@ def test_how_an_eagle3_drafter_starts(target, target_config):
     again, other = (Drafter.from_scratch(**options, seed=seed) for seed in (1, 2))
     assert torch.equal(again.fc.weight, drafter.fc.weight)
     assert not torch.equal(other.fc.weight, drafter.fc.weight)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.language_model.embed_tokens.weight",
+        "language_model.model.embed_tokens.weight",
+        "lm_head.weight",  # tied
+    ],
+)
+def test_the_embedding_of_a_target_is_known_by_its_name(tmp_path, name):
+    embedding = torch.arange(8.0).view(4, 2)
+    others = {"model.embed_tokens_per_layer.weight": torch.zeros(1), "model.norm.weight": torch.zeros(1)}
+    save_file(others | {name: embedding.bfloat16()}, tmp_path / "model.safetensors")
+    assert torch.equal(read_embedding(tmp_path), embedding)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["a.embed_tokens.weight", "b.embed_tokens.weight"], FailureReason.UNSUPPORTED_MODEL),
+        (["model.norm.weight"], FailureReason.CORRUPT_ARTIFACT),
+    ],
+)
+def test_a_target_with_no_one_embedding_is_refused(tmp_path, names, reason):
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / "model.safetensors")
+    with pytest.raises(TrainerError, match=r"embed_tokens\.weight") as error:
+        read_embedding(tmp_path)
+    assert error.value.reason is reason
 
 
 @pytest.mark.parametrize("tied", [True, False])

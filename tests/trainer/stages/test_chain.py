@@ -1,10 +1,12 @@
 """The chain of stages on one machine, each run as in its pod, on tiny models with random weights."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from osprey_api.stages import DataToResolve, Pinned
@@ -150,7 +152,13 @@ def test_a_second_run_of_every_stage_is_reused(chain):
 
 def test_a_drafter_from_scratch_has_the_targets_embedding(chain, claims, greedy_answers):
     machine, _ = chain
-    outcome = machine.done(machine.convert(machine.answers(greedy_answers), draft_vocab_size=None))
+    # Nothing else of its weights is read.
+    hollow = shutil.copytree(claims / "models" / "target", claims / "models" / "hollow") / "model.safetensors"
+    save_file({"model.embed_tokens.weight": load_file(hollow)["model.embed_tokens.weight"]}, hollow)
+    source = Pinned(uri="pvc://models/hollow")
+    outcome = machine.done(
+        machine.convert(machine.answers(greedy_answers), draft_vocab_size=None, target=source)
+    )
     drafter = Drafter.load(machine.files(outcome.artifact))
     assert drafter.config.arrangement is Arrangement.EAGLE3
     assert drafter.config.draft_vocab_size == 328

@@ -28,6 +28,7 @@ from osprey_trainer.errors import TrainerError
 
 TOKEN_ID_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
+_EMBEDDING = "embed_tokens.weight"
 _LAYER = re.compile(r"^(?:model\.)?layers\.(\d+)\.")
 _MOVED = {  # of a backbone's layer -> of an Osprey drafter's layer, shape unchanged
     "input_layernorm.weight": "hidden_norm.weight",
@@ -146,6 +147,26 @@ def read_tensors(folder: Path, *, skip: Callable[[str], bool] = lambda _name: Fa
                     value = file.get_tensor(name)
                     tensors[name] = value.float() if value.is_floating_point() else value
     return tensors
+
+
+def read_embedding(folder: Path) -> Tensor:
+    """[V, H]: the token embedding of a language model, in fp32. No other tensor is read.
+
+    It is known by the end of its name, since the names of multimodal models differ before it. A tied one may lie in the
+    file as the head.
+
+    Raises:
+        TrainerError: CORRUPT_ARTIFACT if there is none; UNSUPPORTED_MODEL if there are several.
+    """
+    for name in (_EMBEDDING, "lm_head.weight"):
+        found = read_tensors(folder, skip=lambda other, name=name: not f".{other}".endswith(f".{name}"))
+        if len(found) > 1:
+            raise TrainerError(
+                FailureReason.UNSUPPORTED_MODEL, f"The target has several embeddings: {', '.join(sorted(found))}."
+            )
+        if found:
+            return next(iter(found.values()))
+    raise TrainerError(FailureReason.CORRUPT_ARTIFACT, f"{folder.name} has no tensor that ends in {_EMBEDDING}.")
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -70,7 +70,6 @@ class Target:
     Attributes:
         tapped_layers: "input to layer j" convention; ids in an exported `eagle_config` are these minus one.
         head: [V, Ht], the weight of the language-model head.
-        embedding: [V, Ht], the token embedding.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class Target:
                 "The target's language-model head has a bias; none is supported.",
             )
         self.head: Tensor = output.weight
-        self.embedding: Tensor = model.get_input_embeddings().weight
         self._captured: dict[int, Tensor] = {}
         layers: Any = self.body.layers
         for layer in self.tapped_layers:

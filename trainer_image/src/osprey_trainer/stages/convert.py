@@ -8,15 +8,13 @@ import logging
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from osprey_api.stages import ConvertConfig, ConvertResult, InputRole
 from osprey_runtime.context import StageContext
 from osprey_trainer.data.answers import count_answer_tokens, read_dialogues
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Drafter, text_config
-from osprey_trainer.models.hf_names import read_config
-from osprey_trainer.models.target import Target, default_tapped_layers
+from osprey_trainer.models.hf_names import read_config, read_embedding
+from osprey_trainer.models.target import default_tapped_layers
 from osprey_trainer.vocabulary import TokenTable, align, choose_draft_vocabulary
 
 log = logging.getLogger(__name__)
@@ -75,11 +73,11 @@ def _from_backbone(folder: Path, target: Path, tokens: TokenTable) -> tuple[Draf
 
 
 def _from_scratch(folder: Path, tokens: TokenTable, *, seed: int) -> tuple[Drafter, int, int, int]:
-    target = Target(folder, dtype=torch.float32)
+    config = read_config(folder)
     drafter = Drafter.from_scratch(
-        target_config=read_config(folder),
-        target_embedding=target.embedding,
-        tapped_layers=target.tapped_layers,
+        target_config=config,
+        target_embedding=read_embedding(folder),  # alone: all of the target in memory may be hundreds of gigabytes
+        tapped_layers=default_tapped_layers(text_config(config)["num_hidden_layers"]),
         seed=seed,
     )
     return drafter, len(tokens.strings), 0, 0
