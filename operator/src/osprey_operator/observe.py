@@ -30,6 +30,8 @@ from osprey_operator.state import KubernetesObject, Observed, Refusal, Traffic
 CHILDREN = ("Deployment", "Service", "ConfigMap")
 STANDSTILL = timedelta(seconds=10)
 """A pod, or a Job without pods, that is older than this and does nothing may have a Warning event that says why."""
+FEW = 3
+"""Pods of one Job, or servers, whose events are asked for: of many that stand still one says why."""
 SETTLING = timedelta(minutes=2)
 """For so long after a Job of somebody else has ended, its pods may not have been heard of."""
 
@@ -105,12 +107,11 @@ class Observer:
         for job in self._cache.of("Job", namespace):
             if not job_finished(job):
                 continue
+            mine = uid in owner_uids(job)
+            if name_of(job) in settled if mine else not _just_completed(job, now):
+                continue  # asked first: looking for a Job's pods goes over all there are
             known = pods_of(job, self._cache.of("Pod", namespace))
-            if uid in owner_uids(job):
-                wanted = name_of(job) not in settled
-            else:
-                wanted = success_of(known) is None and _just_completed(job, now)
-            if wanted:
+            if mine or success_of(known) is None:
                 found = await self._api.list("Pod", namespace, labels=f"{JOB_NAME_LABEL}={name_of(job)}")
                 self._cache.reconcile(known, found)
 
@@ -121,24 +122,33 @@ class Observer:
         servers: tuple[KubernetesObject, ...],
         now: datetime,
     ) -> dict[str, str]:
-        """Return the newest Warning event of everything of a resource's that stands still."""
-        still: list[KubernetesObject] = []
-        for job in jobs:
-            if job_finished(job) or job["spec"].get("suspend"):
-                continue
-            made = pods_of(job, pods)
-            still += made or [job]
-        still += servers
-        asked = [each for each in still if _stands_still(each, now)]
+        """Return why a resource's Jobs and servers stand still, where the newest event of one of them is a Warning."""
+        groups: list[tuple[KubernetesObject, ...]] = [servers]
+        groups += [
+            pods_of(job, pods) or (job,) for job in jobs if not (job_finished(job) or job["spec"].get("suspend"))
+        ]
+        asked = [each for group in groups for each in [each for each in group if _stands_still(each, now)][:FEW]]
         answers = await asyncio.gather(*(self._newest_warning(each) for each in asked))
         return {uid_of(each): answer for each, answer in zip(asked, answers, strict=True) if answer}
 
     async def _newest_warning(self, each: KubernetesObject) -> str | None:
+        """Return the newest event, if it is a Warning: an older one may be about what is over by now."""
         events = await self._api.list(
-            "Event", each["metadata"]["namespace"], fields=f"involvedObject.uid={uid_of(each)},type=Warning"
+            "Event", each["metadata"]["namespace"], fields=f"involvedObject.uid={uid_of(each)}"
         )
-        events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-        return str(events[-1].get("message", "")) if events else None
+        newest = max(events, key=_event_time, default={})
+        return str(newest.get("message", "")) if newest.get("type") == "Warning" else None
+
+
+def _event_time(event: KubernetesObject) -> datetime:
+    """Return when an event was last seen: the scheduler and the kubelet say it in different fields."""
+    said = (
+        event.get("lastTimestamp"),
+        (event.get("series") or {}).get("lastObservedTime"),
+        event.get("eventTime"),
+        event["metadata"]["creationTimestamp"],
+    )
+    return max(parse_time(moment) for moment in said if moment)
 
 
 def _just_completed(job: KubernetesObject, now: datetime) -> bool:
@@ -152,6 +162,6 @@ def _stands_still(each: KubernetesObject, now: datetime) -> bool:
         return False
     if each["kind"] == "Job":
         return True
-    if each.get("status", {}).get("phase") != "Pending":
-        return False
+    if each.get("status", {}).get("phase") != "Pending" or condition(each, "PodScheduled") is None:
+        return False  # one that no node takes says why in its own condition
     return all("waiting" in entry.get("state", {}) for entry in containers(each))
