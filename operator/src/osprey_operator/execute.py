@@ -61,6 +61,7 @@ class Executor:
         """
         refused: list[Refused] = []
         overtaken = False
+        stopped: set[tuple[str, str, str]] = set()
         known = {uid_of(job) for job in seen}
         for child in plan.delete:
             await self._api.delete(child)
@@ -68,14 +69,19 @@ class Executor:
             logger.info("%s: %s deleted", owner.name, called(child))
         for child in plan.create:
             mark = (owner.namespace, label(child, LABEL_STAGE), label(child, LABEL_FINGERPRINT))
+            if mark in stopped:
+                continue  # without the Service before it the pods of a Job would never meet
             if mark in self._starting or self._began_elsewhere(child, owner, known):
                 overtaken = True
                 continue
             self._starting.add(mark)
             try:
-                refused += await self._create(child, owner)
+                found = await self._create(child, owner)
             finally:
                 self._starting.discard(mark)
+            if found:
+                refused += found
+                stopped.add(mark)
         if plan.admin_secret is not None:
             refused += await self._create(admin_secret(owner, secrets.token_urlsafe(32)), owner)
         for child in plan.apply:

@@ -414,6 +414,30 @@ def test_a_job_that_the_api_server_refuses_is_tried_later_or_when_it_changes():
     assert world.stages_with_jobs() == {"resolve"}
 
 
+def test_a_service_that_is_refused_keeps_its_job_from_starting():
+    world = drafter(job={"nodes": 2})
+    world.settle()
+    for stage in ("resolve", "regenerate", "baseline"):
+        world.succeed(stage)
+    world.refuse(f"Service {name_of_distil(world)}", "", FailureReason.NAME_TAKEN, 20)
+    world.succeed("convert")
+    assert world.stages_with_jobs() == set()
+    entry = world.stage("distil")
+    assert (entry["state"], entry["reason"]) == ("Retrying", "NameTaken")
+    assert world.condition("Ready")["reason"] == "NameTaken"
+    world.wait(20)
+    assert world.stages_with_jobs() == {"distil"}
+
+
+def name_of_distil(world):
+    """The name that the Job of distil will have, and its Service: that of a twin."""
+    twin = drafter(**world.spec)
+    twin.settle()
+    for stage in ("resolve", "regenerate", "baseline", "convert"):
+        twin.succeed(stage)
+    return twin.job("distil")["metadata"]["name"]
+
+
 def test_a_deployment_that_the_api_server_refuses_is_a_condition():
     world = drafter()
     world.settle()

@@ -356,8 +356,10 @@ class _Attempt:
         return self._start()
 
     def _start(self) -> tuple[StageStatus, Outcome | None]:
-        refusal = self.observed.refusals.get(called(self.made))
-        if refusal is not None and refusal.content == self.content and self.now < refusal.retry_at:
+        for made in self.objects:
+            refusal = self.observed.refusals.get(called(made))
+            if refusal is None or refusal.content != template_hash(made) or self.now >= refusal.retry_at:
+                continue
             return self._entry(
                 StageState.RETRYING,
                 reason=refusal.reason.value,
