@@ -301,6 +301,7 @@ def test_ranks_together_make_one_artifact(start, make_parallel_task, store):
         ("fail", ExitCode.WRONG_INPUT, FailureReason.DIVERGED, "lower learningRate"),
         ("bug", ExitCode.BUG, FailureReason.INTERNAL_ERROR, "ValueError: no such thing"),
         ("kill", ExitCode.WRONG_INPUT, FailureReason.OUT_OF_MEMORY, "was killed"),
+        ("bus", ExitCode.TRY_AGAIN, FailureReason.OUT_OF_DISK, "SIGBUS"),
         ("exit", ExitCode.BUG, FailureReason.INTERNAL_ERROR, "ended with 3"),
         ("abort", ExitCode.PEER_LOST, FailureReason.PEER_LOST, "aborted"),
     ],

@@ -1,23 +1,38 @@
 """What an exception means: the closed reason and the sentence in the outcome."""
 
 import errno
+import shutil
 import traceback
+from pathlib import Path
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
+from osprey_runtime.store import out_of_disk
 
+_NO_ROOM_BYTES = 1 << 20
+"""Less than this is free where a file did not fit."""
 _LOST_PEER_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 _LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe")
 
 
-def failure_of(error: BaseException) -> StageError:
-    """Return the reason and the sentence for whatever a stage raised. A bug's traceback goes to standard error."""
+def failure_of(error: BaseException, scratch: Path) -> StageError:
+    """Return the reason and the sentence for whatever a stage raised. A bug's traceback goes to standard error.
+
+    Args:
+        error: what was raised.
+        scratch: where the stage writes its files.
+    """
     if isinstance(error, StageError):
         return error
     name, text = type(error).__name__, " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         where = f" of {error.filename}" if error.filename else ""  # a failed write names no file
         return StageError(FailureReason.OUT_OF_DISK, f"no space left on the disk{where}: mount a larger scratch volume")
+    # safetensors says why in words alone, and torch's writer of archives not even so.
+    if "No space left on device" in text or (
+        "unexpected pos" in text and shutil.disk_usage(scratch).free < _NO_ROOM_BYTES
+    ):
+        return out_of_disk(scratch)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "can't allocate memory" in text:
         return StageError(
             FailureReason.OUT_OF_MEMORY,

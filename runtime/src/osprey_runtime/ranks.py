@@ -160,6 +160,12 @@ def _outcome(rank: int, code: int, scratch: Path) -> Outcome:
             message=f"rank {rank} was killed, as the kernel does when memory runs out: lower sequenceLength, raise "
             "job.zeroStage, or give the pod more memory",
         )
+    if code == -signal.SIGBUS:
+        return Outcome(
+            failure=FailureReason.OUT_OF_DISK,
+            message=f"rank {rank} died of SIGBUS, as when a file that is mapped into memory finds no space left on the "
+            "disk: mount a larger volume at /osprey/scratch by spec.job.template; on GPUs also at /dev/shm",
+        )
     return Outcome(
         failure=FailureReason.INTERNAL_ERROR,
         message=f"rank {rank} ended with {code} and without a word; see the pod's log",

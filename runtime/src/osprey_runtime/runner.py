@@ -106,7 +106,7 @@ def _run(
             manifests.fetch(task.storage, artifact, settings.scratch / "inputs" / role)
         _empty(settings.scratch / "output")
         if stop.is_set():
-            return _failed(stopped(), began)
+            return _failed(stopped(), began, settings)
         made = _made(stage, task, worker_module, settings, stop)
         seconds = time.monotonic() - began
         if made.failure is not None or made.result is None:
@@ -134,7 +134,7 @@ def _run(
             }
         )
     except Exception as error:  # noqa: BLE001 - every failure becomes an outcome
-        return _failed(error, began)
+        return _failed(error, began, settings)
 
 
 def _made(stage: Stage, task: StageTask, worker_module: str, settings: Settings, stop: threading.Event) -> Outcome:
@@ -163,7 +163,7 @@ def _work(stages: Mapping[StageName, Stage], settings: Settings, stop: threading
         world_size = task.execution.nodes * task.execution.processes_per_node
         return _called(stage, task, settings, stop, world_size=world_size)
     except Exception as error:  # noqa: BLE001 - every failure becomes an outcome
-        return _failed(error, began)
+        return _failed(error, began, settings)
 
 
 def _called(stage: Stage, task: StageTask, settings: Settings, stop: threading.Event, *, world_size: int) -> Outcome:
@@ -274,8 +274,8 @@ def _reused(finished: Manifest, task: StageTask) -> Outcome:
     )
 
 
-def _failed(error: Exception, began: float) -> Outcome:
-    failure = failure_of(error)
+def _failed(error: Exception, began: float, settings: Settings) -> Outcome:
+    failure = failure_of(error, settings.scratch)
     log.error("%s: %s", failure.reason, failure.message)
     return Outcome(
         failure=failure.reason,

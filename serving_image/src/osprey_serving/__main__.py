@@ -84,7 +84,7 @@ def _fetch(arguments: argparse.Namespace, env: Mapping[str, str]) -> int:
         cache = arguments.cache if arguments.cache.is_dir() else None
         fetch(wanted, model=arguments.model, drafter=arguments.drafter, cache=cache)
     except Exception as error:  # noqa: BLE001 - every failure is told in the termination message
-        failure = failure_of(error)
+        failure = failure_of(error, arguments.drafter.parent)
         outcome = Outcome(failure=failure.reason, message=failure.message, seconds=time.monotonic() - began)
         result.write(outcome, Settings.read().termination_log)
         return EXIT_CODE_OF[failure.reason]

@@ -109,6 +109,8 @@ def fail(how: str) -> None:
             raise stopped()
         case "exit":
             os._exit(3)
+        case "bus":
+            os.kill(os.getpid(), signal.SIGBUS)
         case "abort":
             os.abort()
         case "terminate":
