@@ -314,6 +314,11 @@ def test_distillation_is_the_discounted_mean_of_the_soft_losses(trained, target,
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-3)
 
 
+def test_distillation_keeps_the_targets_head_in_the_targets_precision(trained, target):
+    objective = Distillation(trained("osprey"), target.head.bfloat16(), steps=2)
+    assert objective.teacher_head.dtype is torch.bfloat16
+
+
 def test_distillation_can_leave_embedding_and_head_alone(trained, target):
     objective = Distillation(trained("osprey"), target.head, steps=2, train_embedding=False, train_head=False)
     frozen = {name for name, p in objective.drafter.named_parameters() if not p.requires_grad}

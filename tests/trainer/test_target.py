@@ -1,13 +1,16 @@
 """The target's states against Hugging Face's own."""
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, LlamaForCausalLM
 
 from osprey_api.conditions import FailureReason
 from osprey_trainer.errors import TrainerError
+from osprey_trainer.models.hf_names import read_embedding
 from osprey_trainer.models.target import Target, default_tapped_layers
 
 
@@ -22,6 +25,61 @@ def test_taps_are_inputs_of_the_layers_and_the_last_state_is_normed(target_folde
     torch.testing.assert_close(states.taps, expected)
     torch.testing.assert_close(states.last_hidden @ target.head.T, output.logits, atol=1e-4, rtol=1e-5)
     assert torch.equal(target.greedy_tokens(states.last_hidden, chunk=3), output.logits.argmax(-1))
+
+
+@pytest.fixture(scope="module")
+def multimodal_folder(tmp_path_factory):
+    """A tiny Gemma 3, which also sees; its config keeps the language model's numbers one level down."""
+    text = {
+        "vocab_size": 64,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "max_position_embeddings": 64,
+    }
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    torch.manual_seed(0)
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=60)
+    folder = tmp_path_factory.mktemp("multimodal")
+    Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def test_language_model_of_a_multimodal_target(multimodal_folder):
+    target = Target(multimodal_folder)
+    assert target.tapped_layers == (1, 2, 3)
+    ids = torch.randint(50, (2, 11), generator=torch.Generator().manual_seed(0))
+    states = target.states(ids)
+    hf = Gemma3ForConditionalGeneration.from_pretrained(multimodal_folder).eval()
+    with torch.no_grad():
+        logits = hf(ids, use_cache=False).logits
+    assert states.taps.shape == (2, 11, 72)
+    torch.testing.assert_close(states.last_hidden @ target.head.T, logits, atol=1e-4, rtol=1e-5)
+    assert torch.equal(read_embedding(multimodal_folder), hf.get_input_embeddings().weight)
+
+
+def test_a_target_is_freed_with_its_last_user(target_folder):
+    """On a GPU its weights are most of the memory; the cycle collector may not run for hours."""
+    target = Target(target_folder)
+    target.states(torch.zeros(1, 5, dtype=torch.long))
+    gc.collect()
+    gc.disable()
+    try:
+        held = [weakref.ref(target), weakref.ref(target.body.layers[0].self_attn.q_proj.weight)]
+        del target
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_padding_on_the_right_changes_no_real_state(target):

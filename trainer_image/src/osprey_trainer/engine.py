@@ -93,10 +93,12 @@ class Engine:
         return {name: p for name, p in self._objective.model.named_parameters() if p.requires_grad}
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """State dict of the objective's model on the CPU; every rank must call it."""
+        """State dict of the objective's model on the CPU of rank 0, elsewhere empty; every rank must call it."""
         model = self._objective.model
         split = self._zero_stage == 3
         with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=split):
+            if self.rank:
+                return {}
             return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
     def save(self, folder: Path) -> None:

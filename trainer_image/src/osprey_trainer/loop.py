@@ -260,7 +260,7 @@ class _Run(Generic[BatchT]):
         if self.average:
             weights |= {name: value.cpu() for name, value in self.average.weights.items()}
         return TrainResult(
-            weights=weights if self.engine.rank == 0 else {},
+            weights=weights,
             steps=self.step,
             tokens=self.tokens,
             loss=report.loss,

@@ -86,7 +86,7 @@ class Distillation(Objective[DialogueBatch]):
         self.model = self.drafter = drafter
         self.steps, self.decay, self.chunk = steps, decay, chunk
         # Logits of the draft vocabulary are all that the teacher is asked for.
-        self.register_buffer("teacher_head", target_head.detach()[drafter.draft_ids].float(), persistent=False)
+        self.register_buffer("teacher_head", target_head.detach()[drafter.draft_ids], persistent=False)
 
     def rows(self, batch: DialogueBatch) -> Tensor:
         """Supervised rows of each unroll step: int64 [steps]."""

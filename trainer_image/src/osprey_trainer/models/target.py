@@ -86,7 +86,8 @@ class Target:
             TrainerError: UNSUPPORTED_MODEL if its logits are not simply head(last hidden state);
                 INVALID_CONFIG for impossible tapped layers.
         """
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        # Of a multimodal model the language model's part.
+        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
         _check_logits(config)
         num_layers = config.num_hidden_layers
         self.tapped_layers = (
@@ -107,7 +108,7 @@ class Target:
         self._captured: dict[int, Tensor] = {}
         layers: Any = self.body.layers
         for layer in self.tapped_layers:
-            layers[layer].register_forward_pre_hook(self._capture(layer), with_kwargs=True)
+            layers[layer].register_forward_pre_hook(_capture(layer, self._captured), with_kwargs=True)
 
     @torch.no_grad()
     def states(self, ids: Tensor) -> TargetStates:
@@ -135,12 +136,14 @@ class Target:
         rows = torch.split(last_hidden.flatten(0, -2), chunk)
         return torch.cat([functional.linear(x, self.head).argmax(-1) for x in rows]).view(last_hidden.shape[:-1])
 
-    def _capture(self, layer: int) -> Any:
-        # A hook keeps three states; output_hidden_states would keep one per layer.
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._captured[layer] = args[0] if args else kwargs["hidden_states"]
 
-        return hook
+def _capture(layer: int, captured: dict[int, Tensor]) -> Any:
+    # A hook keeps three states; output_hidden_states would keep one per layer. It does not know the target: in a cycle
+    # the weights would stay on the GPU after the last use of them.
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        captured[layer] = args[0] if args else kwargs["hidden_states"]
+
+    return hook
 
 
 def _check_logits(config: Any) -> None:
