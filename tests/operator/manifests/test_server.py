@@ -1,5 +1,6 @@
 import base64
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -103,7 +104,8 @@ def test_the_admin_key_comes_from_the_secret():
 
 def test_the_secret_holds_the_key():
     secret = admin_secret(owner(), "geheim")
-    assert secret["metadata"]["name"] == admin_secret_name(owner()) == "qwen3-8b-admin-key"
+    assert secret["metadata"]["name"] == admin_secret_name(owner())
+    assert secret["metadata"]["name"] != admin_secret_name(replace(owner(), uid="another"))
     assert base64.b64decode(secret["data"]["OSPREY_ADMIN_KEY"]) == b"geheim"
     assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
 

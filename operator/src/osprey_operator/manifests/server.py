@@ -42,8 +42,11 @@ def server_name(owner: Owner) -> str:
 
 
 def admin_secret_name(owner: Owner) -> str:
-    """Return the name of the Secret with SGLang's admin key."""
-    return f"{shortened(owner.name, NAME_LIMIT)}-admin-key"
+    """Return the name of the Secret with SGLang's admin key.
+
+    By the resource's UID it is nobody else's, so the operator need not look whose it is, and has no right to read one.
+    """
+    return f"{shortened(owner.name, NAME_LIMIT)}-admin-key-{sha256(owner.uid)[:10]}"
 
 
 def admin_secret(owner: Owner, key: str) -> KubernetesObject:
