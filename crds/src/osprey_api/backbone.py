@@ -11,6 +11,7 @@ from osprey_api.common import (
     ResourceSpec,
     SourceUri,
     TrainingOptimization,
+    training_rules,
 )
 from osprey_api.stages import ArtifactRef
 from osprey_api.status import Asked, Condition, Resolved, StageStatus
@@ -39,7 +40,12 @@ class Pretraining(TrainingOptimization):
     )
     steps: int = Field(default=10000, ge=1, le=10000000, description="Optimizer steps.")
     sequence_length: int = Field(default=4096, ge=16, le=1048576, description="Tokens per sequence.")
-    global_batch_size: int = Field(default=2048, ge=1, le=1048576, description="Sequences per optimizer step.")
+    global_batch_size: int = Field(
+        default=2048,
+        ge=1,
+        le=1048576,
+        description="Sequences per optimizer step, over all processes, whose number must divide it.",
+    )
     learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
     warmup_ratio: float = Field(default=0.01, ge=0, lt=1, description="Share of the steps that warm up.")
     loss_vocab_size: Annotated[int, Field(ge=16, le=1048576)] | None = Field(
@@ -66,6 +72,7 @@ class OspreyBackboneSpec(ResourceSpec):
                     "rule": "!has(self.__import__) || !has(self.pretraining)",
                     "message": "an imported backbone is finished: remove pretraining, or set source instead of import",
                 },
+                *training_rules("pretraining"),
             ]
         }
     )

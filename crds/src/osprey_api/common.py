@@ -158,6 +158,23 @@ class TrainingOptimization(ApiModel):
     seed: int = Field(default=0, ge=0, le=2147483647, description="Seed of sampling and initialisation.")
 
 
+def training_rules(part: str) -> list[dict[str, str]]:
+    """Return the rules of a resource's spec about its training stage and the processes that it is spread over."""
+    return [
+        {
+            "rule": f"!has(self.{part}) || self.{part}.globalBatchSize % "
+            "(self.job.nodes * (self.job.gpusPerNode > 0 ? self.job.gpusPerNode : 1)) == 0",
+            "message": f"every process takes the same number of sequences: set {part}.globalBatchSize to a multiple of "
+            "job.nodes times job.gpusPerNode",
+        },
+        {
+            "rule": f"!has(self.{part}) || !has(self.{part}.emaDecay) || self.job.zeroStage != 3",
+            "message": f"with job.zeroStage 3 no process has all weights to average: unset {part}.emaDecay, "
+            "or set zeroStage to 2",
+        },
+    ]
+
+
 class DeletionPolicy(StrEnum):
     """What happens to artifacts when the resource is deleted."""
 

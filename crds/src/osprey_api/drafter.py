@@ -13,6 +13,7 @@ from osprey_api.common import (
     SourceUri,
     Storage,
     TrainingOptimization,
+    training_rules,
 )
 from osprey_api.stages import ArtifactRef, Pinned, Speculation
 from osprey_api.status import Asked, Condition, Resolved, StageStatus
@@ -86,7 +87,12 @@ class Distillation(TrainingOptimization):
 
     epochs: int = Field(default=3, ge=1, le=1000, description="Passes over the answers.")
     sequence_length: int = Field(default=4096, ge=16, le=1048576, description="Longest prompt and answer, in tokens.")
-    global_batch_size: int = Field(default=2, ge=1, le=65536, description="Conversations per optimizer step.")
+    global_batch_size: int = Field(
+        default=2,
+        ge=1,
+        le=65536,
+        description="Conversations per optimizer step, over all processes, whose number must divide it.",
+    )
     learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Share of the steps that warm up.")
     unroll: int = Field(default=5, ge=1, le=16, description="Steps of the training-time-test unroll.")
@@ -222,6 +228,7 @@ class OspreyDrafterSpec(ResourceSpec):
                     "message": "a drafter cannot change between Osprey and EAGLE-3: "
                     "create another OspreyDrafter with, or without, a backbone",
                 },
+                *training_rules("distillation"),
             ]
         }
     )

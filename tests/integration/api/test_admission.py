@@ -94,6 +94,8 @@ def test_a_part_that_is_given_keeps_the_defaults_of_its_other_fields(apply):
     assert spec["distillation"]["teacher"]["mode"] == "Online"
 
 
+TRAINED = changed(BACKBONE, "pretraining", {"data": [{"uri": "s3://x-y/t.jsonl"}], "emaDecay": 0.99})
+AVERAGED = changed(DRAFTER, "distillation.emaDecay", 0.99)
 REFUSED = [
     (DRAFTER, "target.uri", "Qwen/Qwen3-8B", "spec.target.uri"),
     (DRAFTER, "target", None, "spec.target: Required value"),
@@ -115,6 +117,11 @@ REFUSED = [
     (BACKBONE, "layers", 0, "spec.layers"),
     (BACKBONE, "pretraining", {"data": []}, "spec.pretraining.data"),
     (BACKBONE, "storage", {"uri": "/tmp"}, "spec.storage.uri"),
+    (DRAFTER, "job", {"gpusPerNode": 8}, "set distillation.globalBatchSize to a multiple of job.nodes times"),
+    (DRAFTER, "job", {"gpusPerNode": 0, "nodes": 4}, "set distillation.globalBatchSize to a multiple of job.nodes"),
+    (TRAINED, "job", {"nodes": 3}, "set pretraining.globalBatchSize to a multiple of job.nodes times"),
+    (TRAINED, "job", {"zeroStage": 3}, "unset pretraining.emaDecay, or set zeroStage to 2"),
+    (AVERAGED, "job", {"zeroStage": 3}, "unset distillation.emaDecay, or set zeroStage to 2"),
 ]
 
 
@@ -123,6 +130,20 @@ def test_what_cannot_be_is_refused_with_a_sentence(apply, resource, path, value,
     refused = apply(changed(resource, path, value))
     assert refused.returncode != 0
     assert sentence in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("resource", "path", "value"),
+    [
+        (changed(DRAFTER, "distillation.globalBatchSize", 32), "job", {"gpusPerNode": 8, "nodes": 4}),
+        (changed(DRAFTER, "distillation.globalBatchSize", 3), "job", {"gpusPerNode": 0, "nodes": 3}),
+        (DRAFTER, "job", {"zeroStage": 3}),
+        (TRAINED, "job", {"zeroStage": 2, "gpusPerNode": 8}),
+    ],
+)
+def test_what_can_be_trained_is_taken(apply, resource, path, value):
+    applied = apply(changed(resource, path, value))
+    assert applied.returncode == 0, applied.stderr
 
 
 def test_an_imported_backbone_is_finished(apply):
