@@ -314,6 +314,7 @@ class World:
             "observedGeneration": deployment["metadata"]["generation"],
             "replicas": replicas,
             "updatedReplicas": replicas,
+            "readyReplicas": replicas,
             "availableReplicas": replicas,
         }
         self.settle()

@@ -84,6 +84,7 @@ class ConditionReason(StrEnum):
     SERVER_NOT_READY = "ServerNotReady"
     # Adaptation
     NOT_ENOUGH_TRAFFIC = "NotEnoughTraffic"
+    SERVERS_SILENT = "ServersSilent"
     AS_EVALUATED = "AsEvaluated"
     BELOW_EVALUATED = "BelowEvaluated"
     # Suspension

@@ -22,6 +22,7 @@ from prometheus_client.samples import Sample
 
 from osprey_api import progress
 from osprey_api.naming import LABEL_COMPONENT, METRICS_PORT, SERVER_PORT
+from osprey_operator.children import condition
 from osprey_operator.manifests.metadata import LABEL_DRAFTER, LABEL_OWNER_UID, Component
 from osprey_operator.manifests.stage_job import JOB_UID_LABEL
 from osprey_operator.state import KubernetesObject, StageProgress, Traffic
@@ -83,6 +84,8 @@ class _Fleet:
     counts: dict[str, _Count] = field(default_factory=dict)
     rates: dict[str, deque[_Rate]] = field(default_factory=dict)
     finished: deque[_Growth] = field(default_factory=deque)
+    silent: bool = False
+    """That no server answers was said in the log."""
 
 
 class LiveMonitor:
@@ -154,6 +157,23 @@ class LiveMonitor:
             stages = [self._poll_stage(session, gate, uid, pod) for uid, pod in self._stages.items()]
             servers = [self._poll_server(session, gate, uid, pod) for uid, pod in self._servers.items()]
             await asyncio.gather(*stages, *servers)
+        self._tell_of_silence()
+
+    def _tell_of_silence(self) -> None:
+        """Say once of each drafter that its servers are ready and yet do not tell their metrics."""
+        for owner, fleet in self._fleets.items():
+            ready = [pod for pod in self._servers.values() if _labels(pod)[LABEL_OWNER_UID] == owner and _is_ready(pod)]
+            silent = bool(ready) and not fleet.counts
+            if silent and not fleet.silent:
+                pod = ready[0]["metadata"]
+                logger.warning(
+                    "%s/%s: no server tells its metrics on port %d: is there a network policy that keeps the operator "
+                    "out?",
+                    pod.get("namespace"),
+                    pod["name"],
+                    self._server_port,
+                )
+            fleet.silent = silent
 
     def stage_progress(self, job_uid: str) -> StageProgress | None:
         """Return what the running pod of a Job said last; None: nothing yet."""
@@ -275,6 +295,10 @@ def _stage_progress(values: Mapping[str, float]) -> StageProgress:
 def _labels(pod: KubernetesObject) -> dict[str, str]:
     labels: dict[str, str] = pod["metadata"].get("labels") or {}
     return labels
+
+
+def _is_ready(pod: KubernetesObject) -> bool:
+    return condition(pod, "Ready") is not None
 
 
 async def _scrape(

@@ -295,6 +295,21 @@ async def test_parallel_ranks_tell_the_same_tokens_and_data_parallel_ones_do_not
     assert monitor.traffic(DRAFTER).tokens_per_second == pytest.approx(20.0)
 
 
+async def test_ready_servers_that_nobody_hears_are_told_of_once(pods, step, caplog):
+    server = pods.server()
+    await step(server)
+    assert not caplog.messages
+    server["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    await step(server)
+    await step(server)
+    [message] = caplog.messages
+    assert "network policy" in message
+    pods.tell(0, counters(1, 1, 1))
+    await step(server)
+    await step(server)
+    assert len(caplog.messages) == 1
+
+
 async def test_nothing_outlives_its_pods(monitor, pods, step):
     pods.tell(0, counters(1, 1, 1))
     pods.tell(1, "osprey_stage_step 3\n")

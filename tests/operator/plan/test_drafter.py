@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from osprey_api.stages import ArtifactRef, InputRole
-from osprey_operator.state import Observed, Traffic
+from osprey_operator.state import Observed, StageProgress, Traffic
 from tests.operator.world import (
     STORAGE,
     digest,
@@ -456,10 +456,12 @@ def test_a_deleted_deployment_comes_back():
 def test_live_acceptance_is_judged_when_there_is_enough_traffic():
     adaptation = {"maxAcceptanceDrop": 0.1, "minVerifySteps": 500}
     world = ready_drafter(adaptation=adaptation)
-    assert world.condition("AcceptanceDegraded")["reason"] == "NotEnoughTraffic"
+    assert world.condition("AcceptanceDegraded")["reason"] == "ServersSilent"
+    assert "network policies" in world.condition("AcceptanceDegraded")["message"]
     world.observed = replace(world.observed, traffic=Traffic(499, 1.0, 20.04))
     world.settle()
     assert world.condition("AcceptanceDegraded")["status"] == "Unknown"
+    assert world.condition("AcceptanceDegraded")["reason"] == "NotEnoughTraffic"
     assert "live" not in world.resource["status"]["acceptanceLength"]
     assert world.resource["status"]["tokensPerSecond"]["live"] == 20.0
     world.observed = replace(world.observed, traffic=Traffic(500, 1.85, 20.0))
@@ -482,6 +484,38 @@ def test_live_acceptance_is_held_against_the_drafter_that_serves_not_against_a_r
     assert world.condition("GatePassed")["reason"] == "TooSlow"
     assert world.resource["status"]["acceptanceLength"]["evaluatedCorpus"] == 3.9
     assert world.condition("AcceptanceDegraded")["reason"] == "AsEvaluated"
+
+
+def test_without_a_drafter_nothing_is_degraded():
+    world = drafter(adaptation={})
+    world.settle()
+    world.succeed("resolve")
+    assert world.condition("AcceptanceDegraded")["reason"] == "ServingWithoutDrafter"
+
+
+def test_a_server_that_is_not_ready_does_not_count():
+    world = ready_drafter()
+    world.edit(distillation={"learningRate": 0.5})
+    world.settle()
+    world.succeed("distil")
+    world.succeed("evaluate", evaluation(length=2.5))
+    world.child("Deployment")["status"] |= {"readyReplicas": 0, "availableReplicas": 0}
+    world.settle()
+    assert world.condition("RolledOut")["message"].startswith("0 of 2 servers")
+
+
+def test_what_a_running_stage_says_of_itself_is_in_its_status():
+    world = drafter()
+    world.settle()
+    for stage in ("resolve", "regenerate", "baseline", "convert"):
+        world.succeed(stage)
+    said = StageProgress(step=3, tokens_per_second=7.00001, simulated_acceptance_length=2.5)
+    world.observed = replace(world.observed, progress={world.job("distil")["metadata"]["uid"]: said})
+    world.start("distil")
+    assert world.stage("distil")["metrics"] == {"tokens_per_second": 7.0, "simulated_acceptance_length": 2.5}
+    world.observed = replace(world.observed, progress={})
+    world.settle()
+    assert world.stage("distil")["metrics"]["simulated_acceptance_length"] == 2.5
 
 
 def test_a_changed_target_image_is_another_engine():

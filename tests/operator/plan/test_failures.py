@@ -154,6 +154,7 @@ def test_a_running_job_whose_template_changed_is_replaced_once_its_pods_are_gone
     world.settle()
     assert world.stages_with_jobs() == set()
     assert "pods of the last attempt" in world.stage("distil")["message"]
+    assert world.condition("Progressing")["message"] == "distil waits until the pods of the last attempt are gone"
     world.pods.remove(pod)
     world.settle()
     assert world.stages_with_jobs() == {"distil"}

@@ -82,7 +82,7 @@ def activity(stages: Mapping[StageName, StageStatus]) -> Activity | None:
             return Activity(True, entry.reason, entry.message)
     for entry in stages.values():
         if entry.state is StageState.PENDING:
-            return Activity(True, ConditionReason.PENDING, f"{entry.name} starting")
+            return Activity(True, ConditionReason.PENDING, f"{entry.name} {entry.message or 'starting'}")
     return None
 
 

@@ -16,6 +16,7 @@ from osprey_api.drafter import (
     RevisionState,
     ThroughputStatus,
 )
+from osprey_api.naming import SERVER_PORT
 from osprey_api.stages import ArtifactRef, InputRole, StageName
 from osprey_api.status import Resolved, StageState, StageStatus
 from osprey_operator.manifests.server import admin_secret_name, server_objects
@@ -349,6 +350,8 @@ class Live:
 
     acceptance_length: float | None
     tokens_per_second: float | None
+    told: bool = False
+    """A server told its metrics."""
 
 
 def _live(spec: OspreyDrafterSpec, traffic: Traffic | None) -> Live:
@@ -362,6 +365,7 @@ def _live(spec: OspreyDrafterSpec, traffic: Traffic | None) -> Live:
         if enough and traffic.acceptance_length is not None
         else None,
         tokens_per_second=None if speed is None else round(speed, 1),
+        told=True,
     )
 
 
@@ -388,13 +392,20 @@ def _set_adaptation(conditions: Conditions, spec: OspreyDrafterSpec, wanted: Rev
     """Hold live traffic against the evaluation of the drafter that serves, which need not be the last one."""
     if spec.adaptation is None or spec.serving is None:
         return
-    if live.acceptance_length is None or wanted is None:
-        conditions.set(
-            ConditionType.ACCEPTANCE_DEGRADED,
-            None,
-            ConditionReason.NOT_ENOUGH_TRAFFIC,
-            f"fewer than {spec.adaptation.min_verify_steps} verify steps in {spec.adaptation.window_seconds} s",
+    if wanted is None:
+        message = "no drafter is served"
+        conditions.set(ConditionType.ACCEPTANCE_DEGRADED, None, ConditionReason.SERVING_WITHOUT_DRAFTER, message)
+        return
+    if not live.told:
+        message = (
+            f"no server tells its metrics on port {SERVER_PORT}: where servers are ready, check that network policies "
+            "let the operator in"
         )
+        conditions.set(ConditionType.ACCEPTANCE_DEGRADED, None, ConditionReason.SERVERS_SILENT, message)
+        return
+    if live.acceptance_length is None:
+        message = f"fewer than {spec.adaptation.min_verify_steps} verify steps in {spec.adaptation.window_seconds} s"
+        conditions.set(ConditionType.ACCEPTANCE_DEGRADED, None, ConditionReason.NOT_ENOUGH_TRAFFIC, message)
         return
     evaluated = wanted.acceptance_length_corpus
     drop = 1 - live.acceptance_length / evaluated

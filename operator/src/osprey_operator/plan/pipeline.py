@@ -330,7 +330,7 @@ class _Attempt:
             if template_hash(job) != self.content:
                 self._delete(job)
                 self._look_again()
-                return self._pending(message="its pod template changed: it goes on from its checkpoint"), None
+                return self._pending(message="starts again with its new pod template, from its checkpoint"), None
             return self._running(job, pods), None
         if accounted and not before.doubted and template_hash(job) == self.content and self._is_early():
             return before, None
@@ -424,7 +424,7 @@ class _Attempt:
         said = self.observed.progress.get(job["metadata"]["uid"])
         entry = self._entry(StageState.RUNNING, attempts=attempts, job=self.name)
         if said is None:  # its pod was not asked yet, or not reached: what it said last still stands
-            kept = ("step", "total_steps", "eta_seconds", "loss")
+            kept = ("step", "total_steps", "eta_seconds", "loss", "metrics")
             return entry.model_copy(update={name: getattr(self.before, name) for name in kept})
         return entry.model_copy(
             update={
@@ -432,6 +432,11 @@ class _Attempt:
                 "total_steps": said.total_steps,
                 "eta_seconds": None if said.eta_seconds is None else round(said.eta_seconds),
                 "loss": None if said.loss is None else round(said.loss, 4),
+                "metrics": {
+                    name: round(value, 3)
+                    for name in ("tokens_per_second", "simulated_acceptance_length")
+                    if (value := getattr(said, name)) is not None
+                },
             }
         )
 

@@ -29,6 +29,7 @@ class Rollout:
     """Name of the Secret with the admin key, where it may be missing."""
     wake_at: tuple[datetime, ...] = field(default=())
     updated: int = 0
+    """Servers that are as wanted and ready, at most."""
     wanted: int = 0
     left_alone: bool = False
     """Nothing is done, since what should be served is not known for a while."""
@@ -79,7 +80,7 @@ def roll_out(owner: Owner, wanted: list[KubernetesObject], secret: str, observed
         ),
         secret=secret if missing and not secret_refused else None,
         wake_at=tuple(wake_at),
-        updated=status.get("updatedReplicas", 0),
+        updated=min(status.get("updatedReplicas", 0), status.get("readyReplicas", 0)),
         wanted=running.get("spec", {}).get("replicas", 1) if running is not None else 0,
     )
 
