@@ -19,6 +19,8 @@ FILES = {
     "team/model": {
         "config.json": json.dumps(CONFIG).encode(),
         "model.safetensors": b"x" * 30,
+        "consolidated.safetensors": b"Mistral's layout",
+        "original/model.safetensors": b"Meta's layout",
         "pytorch_model.bin": b"the same once more",
         "tokenizer.json": b"{}",
     },
@@ -108,8 +110,9 @@ def ask(tmp_path):
 
 
 def test_what_the_hub_has(ask):
-    model, folder, data, train, other = ask(
+    tokenizer, model, folder, data, train, other = ask(
         [
+            ["local_tokenizer", "hf://team/model", COMMIT],
             ["resolve_model", "hf://team/model", "main"],
             ["local_model", "hf://team/model", COMMIT],
             ["pin", "hf://team/data?split=test", "main"],
@@ -120,6 +123,7 @@ def test_what_the_hub_has(ask):
     assert model[0] == {"uri": "hf://team/model", "revision": COMMIT, "digest": None}
     assert model[1]["sizeBytes"] == 30
     assert model[1]["layers"] == 3
+    assert set(tokenizer) == {"config.json", "tokenizer.json"}
     assert set(folder) == {"config.json", "model.safetensors", "tokenizer.json"}
     assert data["revision"] == COMMIT
     assert train == [[1, {"text": "one"}], [2, {"text": "two"}]]

@@ -8,7 +8,9 @@ import textwrap
 import pytest
 
 from osprey_api.conditions import FailureReason
+from osprey_api.fingerprint import sha256
 from osprey_api.stages import ModelFacts, Pinned
+from osprey_runtime.context import StageContext
 from osprey_runtime.errors import StageError
 from osprey_runtime.models import local_model, resolve_model
 from osprey_runtime.store import open_store
@@ -101,6 +103,46 @@ def test_what_is_no_model(model, wrong, words):
     with pytest.raises(StageError, match=words) as caught:
         resolve_model(uri, None, storage)
     assert caught.value.reason is FailureReason.UNSUPPORTED_MODEL
+
+
+def test_same_weights_in_another_layout_do_not_count(model):
+    uri, storage = model(files() | {"consolidated.safetensors": b"x" * 30, "original/a.safetensors": b"x" * 30})
+    assert resolve_model(uri, None, storage)[1] == FACTS
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_model_from_s3_outlives_the_pod_in_the_cache(s3_location, tmp_path, monkeypatch, make_task, killed):
+    """And a model of a claim is verified in every pod."""
+    cache = tmp_path / "model-cache"
+    monkeypatch.setenv("OSPREY_MODEL_CACHE", str(cache))
+    monkeypatch.setenv("OSPREY_CLAIMS_ROOT", str(tmp_path / "claims"))
+    store = open_store(s3_location)
+    for name, content in files().items():
+        store.write(f"small/{name}", content)
+        path = tmp_path / "claims" / "models" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    pinned, _ = resolve_model(f"{s3_location.uri}/small", None, s3_location)
+    on_claim, _ = resolve_model("pvc://models", None, s3_location)
+
+    def pod(name: str) -> StageContext:
+        task = make_task().model_copy(update={"storage": s3_location})
+        return StageContext(
+            task=task, attempt=name, output=tmp_path, scratch=tmp_path / name, progress=None, checkpoints=None
+        )
+
+    assert tmp_path / "zero" in pod("zero").model(pinned).parents  # there is no cache
+    cache.mkdir()
+    if killed:
+        half = cache / f".{sha256([pinned.uri, pinned.digest])[:16]}-killed"
+        half.mkdir()
+    folder = pod("one").model(pinned)
+    assert (folder.parent, {path.name for path in cache.glob("[!.]*")}) == (cache, {folder.name})
+    assert not list(cache.glob(".*-*"))
+    store.delete(["small/config.json"])
+    assert pod("two").model(pinned) == folder
+    pod("two").model(on_claim)
+    assert {path.name for path in cache.glob("[!.]*")} == {folder.name}
 
 
 def test_processes_of_a_pod_download_once(s3_location, tmp_path):

@@ -178,6 +178,7 @@ def test_the_embedding_of_a_target_is_known_by_its_name(tmp_path, name):
     embedding = torch.arange(8.0).view(4, 2)
     others = {"model.embed_tokens_per_layer.weight": torch.zeros(1), "model.norm.weight": torch.zeros(1)}
     save_file(others | {name: embedding.bfloat16()}, tmp_path / "model.safetensors")
+    save_file({name: torch.zeros(1)}, tmp_path / "consolidated.safetensors")
     assert torch.equal(read_embedding(tmp_path), embedding)
 
 

@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from osprey_api.conditions import FailureReason
+from osprey_api.sources import S3Source
 from osprey_api.stages import InputRole, Pinned, StageConfig, StageTask, StorageLocation
+from osprey_runtime import settings
 from osprey_runtime.checkpoint import Checkpoints
 from osprey_runtime.errors import StageError
 from osprey_runtime.models import local_model
 from osprey_runtime.progress import Progress
+from osprey_runtime.sources import parsed
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,19 @@ class StageContext:
             raise StageError(FailureReason.INVALID_CONFIG, f"stage {self.task.stage} was given no input {role!r}")
         return self.scratch / "inputs" / role
 
-    def model(self, pinned: Pinned) -> Path:
+    def model(self, pinned: Pinned, *, weights: bool = True) -> Path:
         """Return the local folder of a model, downloaded on first use. Don't write to it.
+
+        Args:
+            pinned: the model.
+            weights: False where config and tokenizer are enough.
 
         Raises:
             StageError: see `local_model`.
         """
-        return local_model(pinned, self.storage, cache=self.scratch / "models")
+        # What lies in S3 never changes under its digest; what lies on a claim may, and is verified in each pod.
+        kept = settings.model_cache() if isinstance(parsed(pinned.uri), S3Source) else None
+        return local_model(pinned, self.storage, cache=kept or self.scratch / "models", weights=weights)
 
 
 def stopped() -> StageError:

@@ -230,7 +230,12 @@ def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Pat
             f"there is no finished artifact at {artifact.uri}: name the folder that holds {NAME}",
         )
     if manifest.digest != artifact.digest:
-        raise _corrupt(artifact.uri, f"has digest {manifest.digest} and not {artifact.digest}")
+        # Nothing is damaged, so nothing is to be deleted.
+        raise StageError(
+            FailureReason.CORRUPT_ARTIFACT,
+            f"{artifact.uri} has digest {manifest.digest} and not {artifact.digest}: correct the digest in "
+            "spec.import, or let the stage that made it run again",
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder.parent).free < manifest.size:
         raise out_of_disk(folder)

@@ -5,7 +5,9 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,29 @@ from osprey_api.stages import ModelFacts, Pinned, StorageLocation
 from osprey_runtime import hub, sources
 from osprey_runtime.errors import StageError
 from osprey_runtime.sources import content_digest, locate, parsed
-from osprey_runtime.store import digest_of, out_of_disk
+from osprey_runtime.store import Content, Entry, digest_of, out_of_disk
 
-HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+_WEIGHTS = "*.safetensors"
+HUB_FILES = ("*.json", _WEIGHTS, "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """What is downloaded of a hub repository: not the same weights in other formats."""
+_SAME_ONCE_MORE = ("consolidated*", "original/*")
+"""The same weights in the layout of their makers, which nothing here reads."""
+_STREAMS = 4
+"""Files downloaded at a time."""
 
 
-def local_model(pinned: Pinned, storage: StorageLocation, *, cache: Path) -> Path:
+def local_model(pinned: Pinned, storage: StorageLocation, *, cache: Path, weights: bool = True) -> Path:
     """Return a local folder with exactly the model that `resolve` found.
 
     A claim's is where the claim is mounted; S3's is downloaded into `cache`; the hub's is in the hub's own cache
     (HF_HOME). Processes that ask at the same time wait for one of them to do it. Don't write to the folder.
+
+    Args:
+        pinned: the model.
+        storage: whose endpoint and region are used for s3://.
+        cache: folder for what is downloaded, and for notes of what was verified.
+        weights: False where config and tokenizer are enough. The hub gives those alone; of the other sources, whose
+            digest is that of all files, all are read.
 
     Raises:
         StageError: SOURCE_NOT_FOUND, SOURCE_ACCESS_DENIED, HUB_UNAVAILABLE, OUT_OF_DISK; INVALID_DATA, the content
@@ -37,8 +51,16 @@ def local_model(pinned: Pinned, storage: StorageLocation, *, cache: Path) -> Pat
         case HubSource(repository, _):
             from huggingface_hub import snapshot_download  # noqa: PLC0415 - heavy
 
+            files = [pattern for pattern in HUB_FILES if weights or pattern != _WEIGHTS]
             with hub.errors(pinned.uri):
-                return Path(snapshot_download(repository, revision=pinned.revision, allow_patterns=list(HUB_FILES)))
+                return Path(
+                    snapshot_download(
+                        repository,
+                        revision=pinned.revision,
+                        allow_patterns=files,
+                        ignore_patterns=list(_SAME_ONCE_MORE),
+                    )
+                )
         case ClaimSource():
             located = locate(pinned.uri, storage)
             folder = Path(located.store.uri.removeprefix("file://")) / located.key
@@ -91,8 +113,12 @@ def resolve_model(uri: str, revision: str | None, storage: StorageLocation) -> t
 def _check_layout(uri: str, sizes: Mapping[str, int]) -> None:
     if "config.json" not in sizes:
         raise _unsupported(uri, "has no config.json: name the folder of a model in the Hugging Face layout")
-    if not any(name.endswith(".safetensors") for name in sizes):
+    if not any(map(_is_weights, sizes)):
         raise _unsupported(uri, "has no .safetensors file: convert its weights")
+
+
+def _is_weights(name: str) -> bool:
+    return fnmatch(name, _WEIGHTS) and not any(fnmatch(name, pattern) for pattern in _SAME_ONCE_MORE)
 
 
 def _facts(uri: str, config: bytes, sizes: Mapping[str, int]) -> ModelFacts:
@@ -105,7 +131,7 @@ def _facts(uri: str, config: bytes, sizes: Mapping[str, int]) -> ModelFacts:
             layers=text["num_hidden_layers"],
             hidden_size=text["hidden_size"],
             vocab_size=text["vocab_size"],
-            size_bytes=sum(size for name, size in sizes.items() if name.endswith(".safetensors")),
+            size_bytes=sum(size for name, size in sizes.items() if _is_weights(name)),
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise _unsupported(
@@ -116,14 +142,19 @@ def _facts(uri: str, config: bytes, sizes: Mapping[str, int]) -> ModelFacts:
 def _download(pinned: Pinned, storage: StorageLocation, folder: Path) -> None:
     located = locate(pinned.uri, storage)
     files = located.files()
+    prefix = f".{folder.name}-"
+    for left in folder.parent.glob(f"{prefix}*"):  # by a process that was killed: the lock is ours
+        shutil.rmtree(left)
     if shutil.disk_usage(folder.parent).free < sum(entry.size for entry in files):
         raise out_of_disk(folder)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as unfinished:
-        contents = {}
-        with sources.errors(pinned.uri):
-            for entry in files:
-                path = located.relative(entry)
-                contents[path] = located.store.download(entry.key, Path(unfinished, "files", path))
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as unfinished:
+
+        def download(entry: Entry) -> tuple[str, Content]:
+            path = located.relative(entry)
+            return path, located.store.download(entry.key, Path(unfinished, "files", path))
+
+        with sources.errors(pinned.uri), ThreadPoolExecutor(_STREAMS) as pool:
+            contents = dict(pool.map(download, files))
         if pinned.digest is not None and pinned.digest != digest_of(contents):
             raise sources.changed(pinned.uri)
         Path(unfinished, "files").rename(folder)

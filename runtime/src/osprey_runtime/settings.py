@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from osprey_api.naming import CLAIM_MOUNT_ROOT, METRICS_PORT, RENDEZVOUS_PORT, SCRATCH_PATH
+from osprey_api.naming import (
+    CLAIM_MOUNT_ROOT,
+    METRICS_PORT,
+    MODEL_CACHE_PATH,
+    RENDEZVOUS_PORT,
+    RENDEZVOUS_VARIABLE,
+    SCRATCH_PATH,
+)
 from osprey_api.stages import ATTEMPT_VARIABLE, GRACE_PERIOD_VARIABLE, TASK_VARIABLE
 
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -20,6 +27,12 @@ def environment() -> Mapping[str, str]:
 def claims_root() -> Path:
     """Return the folder under which claims are mounted: `OSPREY_CLAIMS_ROOT`, or the one of our pods."""
     return Path(environment().get("OSPREY_CLAIMS_ROOT", CLAIM_MOUNT_ROOT))
+
+
+def model_cache() -> Path | None:
+    """Return the folder that keeps models longer than a pod, `OSPREY_MODEL_CACHE` or the one of our pods, if any."""
+    folder = Path(environment().get("OSPREY_MODEL_CACHE", MODEL_CACHE_PATH))
+    return folder if folder.is_dir() else None
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ class Settings:
             ValueError: a number is none.
         """
         env = environment()
-        rendezvous = env.get("OSPREY_RENDEZVOUS", "")
+        rendezvous = env.get(RENDEZVOUS_VARIABLE, "")
         return cls(
             task=env.get(TASK_VARIABLE, ""),
             attempt=env.get(ATTEMPT_VARIABLE, "").strip() or "local",

@@ -18,4 +18,4 @@ def folder(context: StageContext, target: Pinned) -> Path:
     """
     source = parsed(target.uri)
     fetched = claims_root() / source.claim / source.path if isinstance(source, ClaimSource) else Path(MODEL_PATH)
-    return fetched if (fetched / "config.json").is_file() else context.model(target)
+    return fetched if (fetched / "config.json").is_file() else context.model(target, weights=False)

@@ -17,8 +17,8 @@ def ask(what: str, uri: str, revision: str) -> object:
         case "resolve_model":
             found, facts = resolve_model(uri, revision, storage)
             return [found.model_dump(mode="json"), facts.model_dump(mode="json")]
-        case "local_model":
-            folder = local_model(pinned, storage, cache=Path("cache"))
+        case "local_model" | "local_tokenizer":
+            folder = local_model(pinned, storage, cache=Path("cache"), weights=what == "local_model")
             return {path.name: path.read_text() for path in sorted(folder.iterdir())}
         case "pin":
             return pin(uri, storage, revision).model_dump(mode="json")

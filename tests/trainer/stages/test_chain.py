@@ -156,9 +156,7 @@ def test_a_drafter_from_scratch_has_the_targets_embedding(chain, claims, greedy_
     hollow = shutil.copytree(claims / "models" / "target", claims / "models" / "hollow") / "model.safetensors"
     save_file({"model.embed_tokens.weight": load_file(hollow)["model.embed_tokens.weight"]}, hollow)
     source = Pinned(uri="pvc://models/hollow")
-    outcome = machine.done(
-        machine.convert(machine.answers(greedy_answers), draft_vocab_size=None, target=source)
-    )
+    outcome = machine.done(machine.convert(machine.answers(greedy_answers), draft_vocab_size=None, target=source))
     drafter = Drafter.load(machine.files(outcome.artifact))
     assert drafter.config.arrangement is Arrangement.EAGLE3
     assert drafter.config.draft_vocab_size == 328

@@ -21,7 +21,7 @@ from osprey_trainer.settings import LoopSettings
 _TAG = "state"
 _PATIENCE = timedelta(hours=2)
 """How long a process waits for the others. NCCL's own ten minutes also bound the rendezvous, before which every pod
-downloads the target, and the wait for an upload of a checkpoint; a process that died is told by its exit code anyway."""
+downloads the target, and the wait for a checkpoint's upload. A process that died is told by its exit code anyway."""
 
 
 class Engine:

@@ -18,7 +18,6 @@ from osprey_trainer.errors import TrainerError
 from osprey_trainer.objectives import Objective
 from osprey_trainer.settings import LoopSettings
 
-
 _ZERO_KINDS = {0: "whole", 1: "split", 2: "split", 3: "split weights"}
 """How DeepSpeed writes a checkpoint under each ZeRO stage; it can't read that of another kind."""
 _NAMED = 3

@@ -132,7 +132,8 @@ def read_tensors(folder: Path, *, skip: Callable[[str], bool] = lambda _name: Fa
     if index.exists():
         files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        # Mistral's consolidated ones are the same once more, in another layout.
+        files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
     missing = [path.name for path in files if not path.exists()]
     if missing or not files:
         raise TrainerError(

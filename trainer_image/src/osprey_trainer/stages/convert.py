@@ -27,9 +27,10 @@ def run(ctx: StageContext) -> ConvertResult:
         TrainerError: UNSUPPORTED_MODEL, INVALID_CONFIG, INVALID_DATA or CORRUPT_ARTIFACT.
     """
     config = cast(ConvertConfig, ctx.config)
-    target = ctx.model(config.target)
+    from_backbone = InputRole.BACKBONE in ctx.task.inputs
+    target = ctx.model(config.target, weights=not from_backbone)
     tokens = TokenTable.load(target)
-    if InputRole.BACKBONE in ctx.task.inputs:
+    if from_backbone:
         drafter, copied, composed, left = _from_backbone(ctx.input(InputRole.BACKBONE), target, tokens)
     else:
         drafter, copied, composed, left = _from_scratch(target, tokens, seed=config.seed)

@@ -30,7 +30,7 @@ def run(ctx: StageContext) -> TokenizeResult:
         TrainerError: UNSUPPORTED_MODEL if the tokenizer cannot be used.
     """
     config = cast(TokenizeConfig, ctx.config)
-    tokenizer = DocumentTokenizer.load(ctx.model(config.tokenizer))
+    tokenizer = DocumentTokenizer.load(ctx.model(config.tokenizer, weights=False))
     writer = ShardWriter(ctx.output, vocab_size=tokenizer.size, document_separator_id=tokenizer.end_id)
     began = time.monotonic()
     done = 0
