@@ -65,7 +65,6 @@ class ConditionReason(StrEnum):
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     RESOLVING = "Resolving"
     RUNNING = "Running"
-    RETRYING = "Retrying"
     PENDING = "Pending"
     # Done well
     SUCCEEDED = "Succeeded"

@@ -35,6 +35,7 @@ REALTIME_TOKENS = "sglang_realtime_tokens_total"
 """SGLang writes a colon after its name; what escapes names for a scraper makes it an underscore. Both are read."""
 
 DEFAULT_WINDOW_SECONDS = 1800.0
+"""As `adaptation.windowSeconds` has it, for drafters without `adaptation`."""
 LONGEST_WINDOW_SECONDS = 604800.0
 """As `adaptation.windowSeconds` is bounded."""
 RESOLUTION_SECONDS = 10.0
@@ -178,6 +179,11 @@ class LiveMonitor:
     def stage_progress(self, job_uid: str) -> StageProgress | None:
         """Return what the running pod of a Job said last; None: nothing yet."""
         return self._progress.get(job_uid)
+
+    def traffic_of(self, drafter: KubernetesObject) -> Traffic | None:
+        """Return what the servers of an OspreyDrafter did in the window that it asks for."""
+        adaptation = drafter["spec"].get("adaptation") or {}
+        return self.traffic(drafter["metadata"]["uid"], adaptation.get("windowSeconds", DEFAULT_WINDOW_SECONDS))
 
     def traffic(self, drafter_uid: str, window_seconds: float = DEFAULT_WINDOW_SECONDS) -> Traffic | None:
         """Return what the servers of an OspreyDrafter did of late; None: none of them has answered yet."""

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from osprey_api import backbone, drafter
 from osprey_api.status import StageState
-from osprey_operator.live import DEFAULT_WINDOW_SECONDS, LiveMonitor
+from osprey_operator.live import LiveMonitor
 from osprey_operator.queue import Key, Work
 from osprey_operator.state import KubernetesObject
 
@@ -65,7 +65,7 @@ class ResourceCollector(Collector):
         )
         for resource in resources:
             labels = _labels(resource)
-            traffic = self._live.traffic(resource["metadata"]["uid"], _window_seconds(resource))
+            traffic = self._live.traffic_of(resource)
             if traffic is not None:
                 live_steps.add_metric(labels, traffic.verify_steps)
                 _add(live_length, labels, traffic.acceptance_length)
@@ -183,11 +183,6 @@ def _labels(resource: KubernetesObject) -> list[str]:
 def _status(resource: KubernetesObject) -> Mapping[str, Any]:
     status: Mapping[str, Any] = resource.get("status") or {}
     return status
-
-
-def _window_seconds(resource: KubernetesObject) -> float:
-    adaptation = resource["spec"].get("adaptation") or {}
-    return float(adaptation.get("windowSeconds", DEFAULT_WINDOW_SECONDS))
 
 
 def _progress(stage: Mapping[str, Any]) -> float:

@@ -22,10 +22,10 @@ from osprey_operator.children import (
     success_of,
     uid_of,
 )
-from osprey_operator.live import DEFAULT_WINDOW_SECONDS, LiveMonitor
+from osprey_operator.live import LiveMonitor
 from osprey_operator.manifests.metadata import LABEL_OWNER_UID
 from osprey_operator.manifests.stage_job import JOB_NAME_LABEL
-from osprey_operator.state import KubernetesObject, Observed, Refusal, Traffic
+from osprey_operator.state import KubernetesObject, Observed, Refusal
 
 CHILDREN = ("Deployment", "Service", "ConfigMap")
 STANDSTILL = timedelta(seconds=10)
@@ -70,15 +70,9 @@ class Observer:
             warnings=await self._warnings(mine, pods, servers, now),
             backbone=self._cache.get(backbone.KIND, namespace, body) if body else None,
             progress={job: said for job, said in progress.items() if said is not None},
-            traffic=self._traffic(resource),
+            traffic=self._live.traffic_of(resource) if resource["kind"] == drafter.KIND else None,
             refusals=refusals,
         )
-
-    def _traffic(self, resource: KubernetesObject) -> Traffic | None:
-        if resource["kind"] != drafter.KIND:
-            return None
-        window = (resource["spec"].get("adaptation") or {}).get("windowSeconds", DEFAULT_WINDOW_SECONDS)
-        return self._live.traffic(uid_of(resource), window)
 
     async def _read_again(self, namespace: str, now: datetime) -> None:
         """Now and then read all of a namespace anew: the deletion of something may never have been told.

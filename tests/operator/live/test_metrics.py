@@ -5,21 +5,23 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from osprey_operator.live import LiveMonitor
 from osprey_operator.metrics import Metrics
 from osprey_operator.queue import Key
 from osprey_operator.state import Traffic
 
 
-class Live:
+class Live(LiveMonitor):
     """What the servers did, by the UID of the drafter; remembers the window that it was asked for."""
 
     def __init__(self, **traffic):
-        self.traffic_of = traffic
+        super().__init__()
+        self._told = traffic
         self.windows = []
 
     def traffic(self, uid, window_seconds):
         self.windows.append(window_seconds)
-        return self.traffic_of.get(uid)
+        return self._told.get(uid)
 
 
 def resource(kind="OspreyDrafter", name="a", uid="u1", spec=None, **status):
