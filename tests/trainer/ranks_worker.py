@@ -1,7 +1,7 @@
 """One rank of test_ranks.py: pretrains on its own windows."""
 
 import os
-import signal
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -48,14 +48,16 @@ class Checkpoints:
 
 
 def run(rank: int, port: int, source: Path, out: Path, *, stop_at: int | None) -> None:
-    """One of two ranks; sends itself SIGTERM after step `stop_at`."""
+    """One of two ranks; is told to stop after step `stop_at`."""
     os.environ.update(  # noqa: TID251 - as the runner does
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
 
+    stop = threading.Event()
+
     def progress(step, *_rest) -> None:
         if step == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            stop.set()
 
     settings = LoopSettings(steps=4, learning_rate=1e-2, bf16=False, ema_decay=0.5, zero_stage=1)
     result = train(
@@ -64,6 +66,7 @@ def run(rank: int, port: int, source: Path, out: Path, *, stop_at: int | None) -
         settings,
         progress=progress,
         checkpoints=Checkpoints(out / "checkpoint"),
+        stop_asked=stop.is_set,
     )
     assert dist.get_world_size() == 2
     group = dist.distributed_c10d._get_default_group()

@@ -1,7 +1,7 @@
 """The loop through DeepSpeed, in this process: a group of one."""
 
-import os
-import signal
+import itertools
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,10 +70,6 @@ class Log:
         self.losses.append(loss)
         self.lines.append((step, total, tokens_per_second, dict(extra)))
         self.after.get(step, lambda: None)()
-
-
-def terminate():
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.fixture
@@ -147,17 +143,17 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(pretraining, windows, ze
     "options", [{"zero_stage": 0}, {"zero_stage": 1, "ema_decay": 0.9, "accumulation": 2}, {"zero_stage": 3}]
 )
 def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, options):
-    handler = signal.getsignal(signal.SIGTERM)
     straight = train(pretraining(), Cycle(windows), settings(**options), progress=Log())
 
-    checkpoints = Folder(tmp_path)
+    checkpoints, stop = Folder(tmp_path), threading.Event()
     with pytest.raises(Stopped) as stopped:
         train(
             pretraining(),
             Cycle(windows),
             settings(**options),
-            progress=Log(after={3: terminate}),  # seen by all ranks during the next step
+            progress=Log(after={3: stop.set}),  # seen by all ranks during the next step
             checkpoints=checkpoints,
+            stop_asked=stop.is_set,
         )
     assert (stopped.value.code, stopped.value.step) == (143, 4)
     torch.manual_seed(99)
@@ -169,15 +165,47 @@ def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, 
     assert resumed.weights.keys() == straight.weights.keys()
     for name, value in straight.weights.items():
         assert torch.equal(resumed.weights[name], value), name
-    assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_ctrl_c_saves_a_checkpoint_too(pretraining, windows, tmp_path):
-    checkpoints = Folder(tmp_path)
-    interrupt = Log(after={2: lambda: os.kill(os.getpid(), signal.SIGINT)})
-    with pytest.raises(Stopped):
-        train(pretraining(), Cycle(windows), settings(), progress=interrupt, checkpoints=checkpoints)
-    assert checkpoints.latest() == tmp_path / "3"
+def test_a_stop_that_was_asked_for_while_the_checkpoint_was_fetched_is_heard(pretraining, windows, tmp_path):
+    stop = threading.Event()
+
+    class Slow(Folder):
+        def latest(self):
+            stop.set()
+            return super().latest()
+
+    with pytest.raises(Stopped) as stopped:
+        train(
+            pretraining(),
+            Cycle(windows),
+            settings(),
+            progress=Log(),
+            checkpoints=Slow(tmp_path),
+            stop_asked=stop.is_set,
+        )
+    assert stopped.value.step == 1
+    assert (tmp_path / "1").exists()
+
+
+def test_micro_batches_wait_in_the_hosts_memory(pretraining, windows):
+    """Each goes to the device, a second time, when it is its turn."""
+    events = []
+
+    class Traced(WindowBatch):
+        def to(self, device):
+            events.append(self.names)
+            return Traced(super().to(device).ids, self.names)
+
+    class Traces(Pretraining):
+        def forward(self, batch, scale):
+            events.append(("forward", *batch.names))
+            return super().forward(batch, scale)
+
+    batches = itertools.cycle([Traced(window.ids, window.names) for window in windows])
+    train(Traces(pretraining().backbone), batches, settings(steps=1, accumulation=2), progress=Log())
+    first, second = windows[0].names, windows[1].names
+    assert events[-4:] == [first, ("forward", *first), second, ("forward", *second)]
 
 
 def test_periodic_checkpoints_are_written_and_the_newest_is_used(pretraining, windows, tmp_path):

@@ -1,11 +1,9 @@
 """The training loop of both training stages."""
 
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import torch
@@ -20,6 +18,7 @@ from osprey_trainer.settings import LoopSettings
 
 _ZERO_KINDS = {0: "whole", 1: "split", 2: "split", 3: "split weights"}
 """How DeepSpeed writes a checkpoint under each ZeRO stage; it can't read that of another kind."""
+_HOST = torch.device("cpu")
 _NAMED = 3
 """Samples of a batch that diverged: it may have thousands, and a message is cut at 2000 characters."""
 
@@ -112,7 +111,7 @@ class _StepReport:
 
 
 class Stopped(SystemExit):
-    """SIGTERM or SIGINT came, and the checkpoint is saved: exit code 143."""
+    """The loop was told to stop, and the checkpoint is saved: exit code 143."""
 
     def __init__(self, step: int) -> None:
         super().__init__(ExitCode.STOPPED)
@@ -126,13 +125,16 @@ def train(
     *,
     progress: Progress,
     checkpoints: Checkpoints | None = None,
+    stop_asked: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
-    """Trains from the newest checkpoint, or the start, to the last step. Call it from the main thread.
+    """Trains from the newest checkpoint, or the start, to the last step.
+
+    When `stop_asked()` on any rank, all of them finish the step and save a checkpoint.
 
     Raises:
         TrainerError: DIVERGED when the loss is not finite, with the step and the names of the batch;
             INVALID_CONFIG when the checkpoint is of another number of ranks or kind of ZeRO stage.
-        Stopped: after SIGTERM or SIGINT, with a checkpoint saved.
+        Stopped: as asked, with a checkpoint saved.
     """
     torch.manual_seed(settings.seed)
     run = _Run(objective, batches, settings)
@@ -140,20 +142,19 @@ def train(
         folder = checkpoints.latest() if checkpoints else None
         if checkpoints and folder is not None:
             run.load(folder, checkpoints.uri)
-        with _StopSignal() as stop:
-            while True:
-                started = time.monotonic()
-                report = run.advance(stop_asked=stop.asked)
-                if run.engine.rank == 0:
-                    speed = report.tokens / (time.monotonic() - started)
-                    progress(run.step, settings.steps, report.loss, speed, report.metrics)
-                if run.step >= settings.steps:
-                    return run.result(report)
-                due = run.step % settings.checkpoint_every_steps == 0
-                if checkpoints and (due or report.stop_asked):
-                    checkpoints.save(run.step, run.save)
-                if report.stop_asked:
-                    raise Stopped(run.step)
+        while True:
+            started = time.monotonic()
+            report = run.advance(stop_asked=stop_asked())
+            if run.engine.rank == 0:
+                speed = report.tokens / (time.monotonic() - started)
+                progress(run.step, settings.steps, report.loss, speed, report.metrics)
+            if run.step >= settings.steps:
+                return run.result(report)
+            due = run.step % settings.checkpoint_every_steps == 0
+            if checkpoints and (due or report.stop_asked):
+                checkpoints.save(run.step, run.save)
+            if report.stop_asked:
+                raise Stopped(run.step)
     finally:
         run.engine.close()
 
@@ -177,8 +178,13 @@ class _Run(Generic[BatchT]):
     def advance(self, *, stop_asked: bool) -> _StepReport:
         """One optimiser step."""
         engine, settings = self.engine, self.settings
-        batches = [next(self.batches).to(engine.device) for _ in range(settings.accumulation)]
-        rows = engine.sum(torch.stack([self.objective.rows(batch) for batch in batches]).sum(0))
+        batches, counts = [], []
+        for _ in range(settings.accumulation):
+            batch = next(self.batches).to(engine.device)
+            counts.append(self.objective.rows(batch))
+            # Where several wait they do so in the host's memory: with the target's states they would fill a GPU.
+            batches.append(batch if settings.accumulation == 1 else batch.to(_HOST))
+        rows = engine.sum(torch.stack(counts).sum(0))
         # The engine divides the gradient by both; the mean over all rows of the global batch is wanted.
         shares = engine.world_size * settings.accumulation
         scale = (shares / rows.clamp_min(1)).float()
@@ -187,7 +193,7 @@ class _Run(Generic[BatchT]):
         for index, batch in enumerate(batches):
             if index:
                 engine.step(learning_rate)
-            loss, total = engine.forward(batch, scale)
+            loss, total = engine.forward(batch.to(engine.device), scale)
             engine.backward(loss)
             losses.append(loss.detach().to(engine.device, torch.float64) / shares)
             totals.append(total.detach().to(engine.device, torch.float64))
@@ -275,23 +281,3 @@ class _Run(Generic[BatchT]):
             f"The loss is not finite at step {self.step + 1}: lower the learning rate, or look at the samples of its "
             f"batch, {', '.join(culprits[:_NAMED])}{more}.",
         )
-
-
-class _StopSignal:
-    """Remembers SIGTERM or SIGINT, so that a step is finished and a checkpoint written before the end."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, _number: int, _frame: FrameType | None) -> None:
-        self.asked = True

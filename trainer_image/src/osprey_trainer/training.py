@@ -202,7 +202,9 @@ def run_loop(
         seed=optimization.seed,
     )
     try:
-        result = train(objective, batches, settings, progress=progress, checkpoints=checkpoints)
+        result = train(
+            objective, batches, settings, progress=progress, checkpoints=checkpoints, stop_asked=ctx.stop.is_set
+        )
     except Stopped as stop:
         ctx.checkpoints.wait()
         raise stopped() from stop
@@ -221,7 +223,7 @@ class _PodCheckpoints:
     def latest(self) -> Path | None:
         """Returns a folder with the newest complete checkpoint, the same on all ranks, or None."""
         ctx = self._ctx
-        # Rank 0 speaks for all. It also knows whether it was told to stop before the loop could listen.
+        # Rank 0 speaks for all. One that was told to stop by now need not download a checkpoint first.
         found, stop = from_rank_0((ctx.checkpoints.latest() if ctx.rank == 0 else None, ctx.stop.is_set()))
         if stop:
             raise stopped()
