@@ -106,6 +106,20 @@ def test_every_value_reaches_the_operator():
     assert ports(environment(values)) == Ports(metrics=9000, health=9001)
 
 
+@pytest.mark.parametrize(
+    ("sglang", "version"),
+    [
+        ({}, "0.5.23"),
+        ({"tag": "v0.6.0"}, "0.6.0"),
+        ({"tag": 20261130}, "20261130"),
+        ({"tag": "v0.6.0", "version": "0.6.0.post1"}, "0.6.0.post1"),
+        ({"digest": "sha256:" + "a" * 64}, "sha256:" + "a" * 64),
+    ],
+)
+def test_another_sglang_is_another_version(sglang, version):
+    assert from_environment(environment({"images": {"sglang": sglang}})).sglang_version == version
+
+
 @pytest.mark.parametrize("tag", ["20261130", '"20261130"', '"1e5"', '"0012"'])
 def test_tags_of_digits_stay_as_they_are(tag):
     settings = from_environment(environment(f"images: {{trainer: {{tag: {tag}}}}}"))
@@ -254,6 +268,7 @@ def test_service_monitor():
         ({"workers": 0}, "workers"),
         ({"logLevel": "LOUD"}, "logLevel"),
         ({"podTemplate": {"containers": []}}, "podTemplate"),
+        ({"metrics": {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}}}, "metrics/service/enabled"),
     ],
 )
 def test_a_wrong_value_is_refused(values, complaint):

@@ -44,7 +44,7 @@ class Helm:
         self.installed.append((name, namespace))
 
     def upgrade(self, namespace, name="osprey-operator", values=None):
-        self("upgrade", name, str(CHART), "--namespace", namespace, values=values)
+        return self("upgrade", name, str(CHART), "--namespace", namespace, values=values)
 
     def uninstall(self, name, namespace):
         self.installed.remove((name, namespace))
@@ -128,7 +128,10 @@ def test_crds_of_somebody_else_are_left_alone(api_cluster, helm, namespace):
     helm.install(first)
     with adopted_crds(api_cluster, "osprey-operator", first):
         helm.install(second)
-        helm.upgrade(second, values={"logLevel": "DEBUG"})
+        notes = helm.upgrade(second, values={"logLevel": "DEBUG"})
+        assert "ospreybackbones.osprey.dev, ospreydrafters.osprey.dev are not this release's" in notes
+        assert "kubectl apply --server-side --force-conflicts" in notes
+        assert "are not this release's" not in helm.upgrade(first)
         owner = api_cluster.kubectl("get", "crd", CRD, "-o", rf"jsonpath={{.metadata.annotations.{OWNER}-namespace}}")
         assert owner == first
 

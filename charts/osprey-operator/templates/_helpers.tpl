@@ -52,6 +52,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{- /* What tells one SGLang from another: another image must not pass for the one that was measured. */}}
+{{- define "osprey.sglangVersion" -}}
+{{- $version := include "osprey.text" .version -}}
+{{- $tag := include "osprey.text" .tag | default "latest" -}}
+{{- $version | default .digest | default (trimPrefix "v" $tag) }}
+{{- end }}
+
+{{- /* Not empty where a CRD is another release's, or somebody's by hand: dict "name" "root". */}}
+{{- define "osprey.foreignCrd" -}}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .name }}
+{{- $owner := dig "metadata" "annotations" "meta.helm.sh/release-name" "" $found }}
+{{- $namespace := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" $found }}
+{{- if and $found (or (ne $owner .root.Release.Name) (ne $namespace .root.Release.Namespace)) }}foreign{{ end }}
+{{- end }}
+
+{{- define "osprey.crdName" -}}
+{{- printf "%s.osprey.dev" (base . | trimPrefix "osprey.dev_" | trimSuffix ".yaml") }}
+{{- end }}
+
 {{- /* What the operator does in a namespace: the verbs of its client (api.py, execute.py) and of its watches. */}}
 {{- define "osprey.rules" -}}
 - apiGroups: [osprey.dev]
