@@ -1,5 +1,6 @@
 """The runner as Kubernetes sees it: a process with an environment, an exit code and a termination message."""
 
+import json
 import os
 import signal
 import subprocess
@@ -149,6 +150,24 @@ def test_damaged_artifact_is_set_aside_and_made_anew(start, make_task, location,
     assert found is not None
     assert found.attempt == "two"
     assert manifest.is_whole(store, prefix, found)
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "reason"),
+    [
+        ({"stage": "prune", "parameters": 7, "more": 1}, ExitCode.DONE, None),
+        ({"stage": "prune"}, ExitCode.WRONG_INPUT, FailureReason.INVALID_CONFIG),
+    ],
+)
+def test_artifact_of_another_version_is_kept(start, make_task, location, result, code, reason):  # noqa: PLR0917 - cases
+    start(make_task(), "write:content").end()
+    store, key = open_store(location), f"{prefix_of(make_task())}/manifest.json"
+    changed = json.dumps(json.loads(store.read(key)) | {"result": result}).encode()
+    store.write(key, changed)
+    ended, outcome = start(make_task(), "write:content", attempt="two").end()
+    assert (ended, outcome.failure, outcome.reused) == (code, reason, reason is None)
+    assert outcome.result == (None if reason else PruneResult(parameters=7))
+    assert store.read(key) == changed
 
 
 def test_stage_without_an_artifact_has_only_its_answer(start, make_task, location):

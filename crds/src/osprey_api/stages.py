@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from osprey_api.base import ApiModel, Digest
+from osprey_api.base import ApiModel, Digest, StatusModel
 from osprey_api.conditions import FailureReason
 from osprey_api.fingerprint import fingerprint
 
@@ -328,9 +328,10 @@ def stage_fingerprint(config: StageConfig, inputs: dict[InputRole, ArtifactRef])
 
 
 # ------------------------------------------------------------------------------------------ answers
+# Of another version they may have more fields, also after a rollback: those are left alone.
 
 
-class ModelFacts(ApiModel):
+class ModelFacts(StatusModel):
     """What a model's config and weights say of it."""
 
     architecture: str = Field(max_length=128)
@@ -345,7 +346,7 @@ class ModelFacts(ApiModel):
     """Size of the weights."""
 
 
-class PinnedData(ApiModel):
+class PinnedData(StatusModel):
     """A data source as resolved."""
 
     name: str = Field(max_length=63)
@@ -356,7 +357,7 @@ class PinnedData(ApiModel):
     """None where counting would mean to download a hub data set."""
 
 
-class ResolveResult(ApiModel):
+class ResolveResult(StatusModel):
     """The pinned inputs."""
 
     stage: Literal[StageName.RESOLVE] = StageName.RESOLVE
@@ -365,14 +366,14 @@ class ResolveResult(ApiModel):
     data: tuple[PinnedData, ...] = ()
 
 
-class PruneResult(ApiModel):
+class PruneResult(StatusModel):
     """Size of the pruned LM."""
 
     stage: Literal[StageName.PRUNE] = StageName.PRUNE
     parameters: int
 
 
-class TokenizeResult(ApiModel):
+class TokenizeResult(StatusModel):
     """Rows and tokens."""
 
     stage: Literal[StageName.TOKENIZE] = StageName.TOKENIZE
@@ -380,7 +381,7 @@ class TokenizeResult(ApiModel):
     tokens: int
 
 
-class PretrainResult(ApiModel):
+class PretrainResult(StatusModel):
     """The end of Stage 2. Losses in nats per token."""
 
     stage: Literal[StageName.PRETRAIN] = StageName.PRETRAIN
@@ -390,7 +391,7 @@ class PretrainResult(ApiModel):
     final_loss: float
 
 
-class RegenerateResult(ApiModel):
+class RegenerateResult(StatusModel):
     """What the target answered."""
 
     stage: Literal[StageName.REGENERATE] = StageName.REGENERATE
@@ -403,7 +404,7 @@ class RegenerateResult(ApiModel):
     tokens_per_second: float
 
 
-class ConvertResult(ApiModel):
+class ConvertResult(StatusModel):
     """How the drafter's vocabulary came to be."""
 
     stage: Literal[StageName.CONVERT] = StageName.CONVERT
@@ -415,7 +416,7 @@ class ConvertResult(ApiModel):
     """Share of the answers' tokens that the draft vocabulary holds."""
 
 
-class DistilResult(ApiModel):
+class DistilResult(StatusModel):
     """The end of Stage 4. Losses in nats per supervised token."""
 
     stage: Literal[StageName.DISTIL] = StageName.DISTIL
@@ -427,7 +428,7 @@ class DistilResult(ApiModel):
     """On training answers, counted as SGLang counts, by teacher-forced greedy chains of `unroll` tokens."""
 
 
-class BaselineResult(ApiModel):
+class BaselineResult(StatusModel):
     """Speed without a drafter."""
 
     stage: Literal[StageName.BASELINE] = StageName.BASELINE
@@ -435,7 +436,7 @@ class BaselineResult(ApiModel):
     tokens_per_second: float
 
 
-class DomainAcceptance(ApiModel):
+class DomainAcceptance(StatusModel):
     """One domain's share of an evaluation."""
 
     name: str
@@ -446,7 +447,7 @@ class DomainAcceptance(ApiModel):
     baseline_tokens_per_second: float
 
 
-class EvaluateResult(ApiModel):
+class EvaluateResult(StatusModel):
     """What the drafter is worth, as SGLang served it."""
 
     stage: Literal[StageName.EVALUATE] = StageName.EVALUATE
@@ -480,7 +481,7 @@ StageResult = Annotated[
 ]
 
 
-class Outcome(ApiModel):
+class Outcome(StatusModel):
     """The termination message. Either `failure` is unset and `result` is there, or the other way round."""
 
     failure: FailureReason | None = None

@@ -57,7 +57,7 @@ class Manifest(StatusModel):
     config: JsonValue
     inputs: dict[str, ArtifactRef]
     result: JsonValue
-    """A `StageResult`; read by `result_of`, since one of another version may have other fields."""
+    """A `StageResult`; read by `result_of`, since one of another version may lack fields."""
     seconds: float
     peak_memory_bytes: int
     versions: dict[str, str]
@@ -82,9 +82,17 @@ class Manifest(StatusModel):
         """Return what the stage answered.
 
         Raises:
-            pydantic.ValidationError: it was written by a version with other fields.
+            StageError: INVALID_CONFIG, it was written by a version whose results hold less. The artifact is none the
+                worse for it.
         """
-        result: StageResult = TypeAdapter(StageResult).validate_python(self.result)
+        try:
+            result: StageResult = TypeAdapter(StageResult).validate_python(self.result)
+        except ValidationError as error:
+            raise StageError(
+                FailureReason.INVALID_CONFIG,
+                f"the artifact {self.stage}/{self.fingerprint} was made by another version of Osprey, whose results "
+                "this one can't read: use that version, or delete the artifact's folder, and it is made anew",
+            ) from error
         return result
 
 

@@ -248,8 +248,6 @@ def _finished(store: Store, prefix: str, settings: Settings) -> Manifest | None:
         if error.reason is not FailureReason.CORRUPT_ARTIFACT:
             raise
         damage = error.message
-    except ValidationError:
-        damage = "its result is of another version"
     log.warning("the artifact at %s/%s is made anew: %s", store.uri, prefix, damage)
     if settings.node == 0:
         manifests.set_aside(store, prefix, settings.attempt)
