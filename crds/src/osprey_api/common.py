@@ -28,7 +28,7 @@ PodTemplate = Annotated[
     dict[str, JsonValue],
     Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
 ]
-"""A PodTemplateSpec fragment. Not described here: the API server checks the whole Job by a dry run."""
+"""A PodTemplateSpec fragment. Not described here: the API server checks the whole Job, or Deployment, as it is made."""
 
 
 class ModelSource(ApiModel):
@@ -43,10 +43,11 @@ class ModelSource(ApiModel):
 
 
 class ImportedArtifact(ApiModel):
-    """A finished artifact made elsewhere, by this project or in the published format."""
+    """A finished artifact that Osprey made elsewhere. A folder without its manifest.json is refused."""
 
     uri: Annotated[str, Field(max_length=1024, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$")] = Field(
-        description="Folder of the artifact, s3://BUCKET/PREFIX: the one that holds manifest.json."
+        description="Folder of the artifact, s3://BUCKET/PREFIX: the one with the manifest.json that Osprey wrote. It "
+        "is read with the endpoint and the keys of the drafter's storage."
     )
     digest: Digest = Field(
         description="Digest of its files, as status.artifact.digest of its maker shows it; it is checked."

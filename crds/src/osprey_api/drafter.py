@@ -169,7 +169,9 @@ class Serving(ApiModel):
     """The SGLang servers of the target."""
 
     replicas: Annotated[int, Field(ge=0, le=1024)] | None = Field(
-        default=None, description="Servers; unset: left to an autoscaler."
+        default=None,
+        description="Servers; unset: left to an autoscaler. Let it take over before you unset this: otherwise "
+        "one server is left.",
     )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         default=None, description="SGLang image; unset: the operator's default."
@@ -236,7 +238,8 @@ class OspreyDrafterSpec(ResourceSpec):
     target: Target = Field(description="The served model.")
     backbone: SubdomainName | None = Field(
         default=None,
-        description="OspreyBackbone of this namespace; unset: an EAGLE-3 drafter from scratch, the baseline.",
+        description="OspreyBackbone of this namespace, in a storage with the same endpoint, that the keys of this one "
+        "can read; unset: an EAGLE-3 drafter from scratch, the baseline.",
     )
     data: Annotated[tuple[PromptData, ...], Field(min_length=1, max_length=8)] = Field(
         description="Prompts, a source per domain.",

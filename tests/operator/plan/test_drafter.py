@@ -112,6 +112,22 @@ def test_a_drafter_waits_for_its_backbone():
     assert world.stages_with_jobs() == {"convert"}
 
 
+def test_a_backbone_in_another_store_is_not_taken():
+    world = drafter(storage={**STORAGE, "endpoint": "https://s3.example.com"})
+    world.settle()
+    world.succeed("resolve")
+    world.succeed("regenerate")
+    assert "convert" not in world.stages_with_jobs()
+    world.succeed("baseline")
+    assert world.condition("Ready")["reason"] == "BackboneFailed"
+    assert "at AWS" in world.condition("Ready")["message"]
+    body = finished_backbone()
+    for spec in ({"import": {}}, {"storage": {**STORAGE, "endpoint": "https://s3.example.com"}}):
+        world.observed = Observed(backbone={**body, "spec": spec})
+        world.settle()
+        assert world.stages_with_jobs() == {"convert"}
+
+
 def test_a_backbone_of_an_older_spec_is_not_taken():
     world = drafter()
     body = finished_backbone()
@@ -296,6 +312,13 @@ def test_servers_stay_as_they_are_while_the_target_is_resolved_anew():
     assert world.stages_with_jobs() == set()
 
 
+def move(world, storage):
+    """Give a drafter and its backbone another storage."""
+    world.observed = replace(world.observed, backbone={**finished_backbone(), "spec": {"storage": storage}})
+    world.edit(storage=storage)
+    world.settle()
+
+
 @pytest.mark.parametrize("how", ["retry", "endpoint"])
 def test_a_retry_or_another_endpoint_lets_finished_stages_look_for_their_artifacts(how):
     world = ready_drafter()
@@ -306,8 +329,7 @@ def test_a_retry_or_another_endpoint_lets_finished_stages_look_for_their_artifac
         world.settle()
         world.succeed("resolve")
     else:
-        world.edit(storage={**STORAGE, "endpoint": "https://s3.example.com"})
-        world.settle()
+        move(world, {**STORAGE, "endpoint": "https://s3.example.com"})
     assert world.stages_with_jobs() == {"regenerate", "baseline"}
     assert world.stage("distil")["doubted"] is True
     for stage in ("regenerate", "convert"):
@@ -334,8 +356,7 @@ def test_a_retry_or_another_endpoint_lets_finished_stages_look_for_their_artifac
 def test_another_storage_is_served_from_once_it_holds_the_drafter(storage):
     world = ready_drafter()
     served = world.child("Deployment")["metadata"]["uid"]
-    world.edit(storage=storage)
-    world.settle()
+    move(world, storage)
     assert world.stages_with_jobs() == {"regenerate", "baseline"}
     for stage in ("regenerate", "baseline", "convert", "distil"):
         world.succeed(stage)

@@ -7,7 +7,7 @@ element, or a map, with `$patch: delete` deletes its counterpart, one with `$pat
 One default fragment serves every pod of ours, though not every pod has the same containers. So an entry for one
 of `OWN_CONTAINERS` changes the container of that name, in whichever list the pod has it, and is dropped where the
 pod has none; an entry of another name is a container of the user's and is added. Nothing here judges whether the
-result is a valid pod: the API server does, by a dry run.
+result is a valid pod: the API server does once the Job or the Deployment is made, and what it says is a condition.
 """
 
 from collections.abc import Mapping, Sequence

@@ -160,7 +160,7 @@ def _run(
         return Training(None, None)
     answers = pipeline.run(stages.regenerate(spec, resolved, settings))
     baseline = pipeline.run(stages.baseline(spec, resolved, settings))
-    backbone = _backbone(spec, observed)
+    backbone = _backbone(pipeline, spec, observed)
     if isinstance(backbone, Trouble):
         pipeline.keep(*later, why=backbone)
         return Training(resolved, None, waits=backbone)
@@ -183,7 +183,7 @@ def _run(
     return Training(resolved, drafter, measured=None if report is None else stages.measured(evaluation))
 
 
-def _backbone(spec: OspreyDrafterSpec, observed: Observed) -> ArtifactRef | Trouble | None:
+def _backbone(pipeline: Pipeline, spec: OspreyDrafterSpec, observed: Observed) -> ArtifactRef | Trouble | None:
     """Return the finished backbone; None where the drafter has none; why there is none yet."""
     if spec.backbone is None:
         return None
@@ -196,6 +196,13 @@ def _backbone(spec: OspreyDrafterSpec, observed: Observed) -> ArtifactRef | Trou
     ready = next((entry for entry in status.conditions if entry.type == ConditionType.READY), None)
     current = status.observed_generation == observed.backbone["metadata"]["generation"]
     if ready is not None and ready.status == "True" and current and status.artifact is not None:
+        theirs, ours = _endpoint(observed.backbone, pipeline), pipeline.storage.endpoint
+        if theirs != ours:  # an artifact is named by its bucket alone
+            return Trouble(
+                ConditionReason.BACKBONE_FAILED,
+                f"{BACKBONE} {spec.backbone} lies in the store at {theirs or 'AWS'}, and this drafter's storage is at "
+                f"{ours or 'AWS'}: give both the same storage.endpoint",
+            )
         return status.artifact
     if ready is not None and ready.reason in FAILURES:
         return Trouble(
@@ -203,6 +210,16 @@ def _backbone(spec: OspreyDrafterSpec, observed: Observed) -> ArtifactRef | Trou
             f"{BACKBONE} {spec.backbone} is not ready ({ready.reason}): kubectl describe it",
         )
     return Trouble(ConditionReason.WAITING_FOR_BACKBONE, f"waits for {BACKBONE} {spec.backbone}")
+
+
+def _endpoint(backbone: KubernetesObject, pipeline: Pipeline) -> str | None:
+    """Return where a backbone lies; an imported one is read wherever its drafter has its own storage."""
+    storage: KubernetesObject | None = backbone["spec"].get("storage")
+    if "import" in backbone["spec"]:
+        return pipeline.storage.endpoint
+    if storage is not None:
+        return storage.get("endpoint")
+    return None if pipeline.settings.storage is None else pipeline.settings.storage.endpoint
 
 
 def _set_stage(conditions: Conditions, kind: ConditionType, entry: StageStatus) -> None:
