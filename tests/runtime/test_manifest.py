@@ -4,6 +4,7 @@ import hashlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
@@ -11,6 +12,7 @@ from osprey_api.conditions import FailureReason
 from osprey_api.stages import ArtifactRef, PruneResult
 from osprey_runtime import manifest
 from osprey_runtime.errors import StageError
+from osprey_runtime.store import open_store
 
 FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 10_000, "deep/er/empty": b""}
 RESULT = PruneResult(parameters=7)
@@ -109,6 +111,24 @@ def test_sweep_leaves_the_artifact_alone(publish, store):
         f"{PREFIX}/manifest.json",
         *(f"{PREFIX}/{published.folder}/{path}" for path in FILES),
     }
+
+
+@pytest.mark.parametrize("location", ["s3"], indirect=True)
+@pytest.mark.parametrize("old", [False, True])
+def test_sweep_aborts_what_killed_uploads_left(publish, location, s3, monkeypatch, old):
+    """By their age, since another attempt may be uploading."""
+    client = s3.client()
+    bucket, _, base = location.uri.removeprefix("s3://").partition("/")
+    ours, other = f"{base}/{PREFIX}/checkpoints/step/large", f"{base}/{PREFIX}-other/large"
+    for key in (ours, other):
+        begun = client.create_multipart_upload(Bucket=bucket, Key=key)
+        client.upload_part(Bucket=bucket, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=b"half")
+    if old:
+        monkeypatch.setattr(manifest, "_UPLOAD_TIME", -timedelta(minutes=1))
+    published = publish("one", FILES)
+    manifest.sweep(open_store(location), PREFIX, published)
+    found = client.list_multipart_uploads(Bucket=bucket, Prefix=f"{base}/").get("Uploads", ())
+    assert {upload["Key"] for upload in found} == ({other} if old else {ours, other})
 
 
 def test_an_empty_folder_is_not_published(publish, tmp_path):

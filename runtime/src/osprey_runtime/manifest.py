@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +26,8 @@ NAME = "manifest.json"
 DOUBT = "doubted"
 _STREAMS = 4
 """Files downloaded at a time."""
+_UPLOAD_TIME = timedelta(days=1)
+"""An upload that began longer ago has nobody any more who goes on with it."""
 
 
 def _inside(path: str) -> str:
@@ -209,10 +212,11 @@ def publish(
 
 
 def sweep(store: Store, prefix: str, manifest: Manifest) -> None:
-    """Delete what a finished artifact no longer needs: its checkpoints, and files of attempts that came to nothing."""
+    """Delete what a finished artifact no longer needs: its checkpoints, and what came of attempts that were killed."""
     kept = {join(prefix, manifest.folder, file.path) for file in manifest.files}
     folders = (join(prefix, "attempts"), join(prefix, "checkpoints"))
     store.delete([entry.key for folder in folders for entry in store.list(folder) if entry.key not in kept])
+    store.forget_uploads(prefix, older_than=_UPLOAD_TIME)
 
 
 def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Path:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -91,6 +92,9 @@ class Store(Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys; those that aren't there are deleted already."""
         ...
+
+    def forget_uploads(self, prefix: str, *, older_than: timedelta) -> None:
+        """Delete what uploads below a folder left whose process was killed: it is no key, but is paid for."""
 
     def probe(self) -> None:
         """Check that the store can be used as artifacts need it.

@@ -4,6 +4,8 @@ import secrets
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,20 @@ class S3Store(Store):
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True})
                 for failed in answer.get("Errors", ()):
                     raise ClientError({"Error": failed}, "DeleteObjects")
+
+    def forget_uploads(self, prefix: str, *, older_than: timedelta) -> None:
+        """Abort the uploads in parts below a folder that began so long ago, by the store's own clock."""
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self._bucket, Prefix=join(self._prefix, prefix) + "/"
+        )
+        with self._errors(prefix):
+            for page in pages:
+                now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+                for begun in page.get("Uploads", ()):
+                    if begun["Initiated"] < now - older_than:
+                        self._client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=begun["Key"], UploadId=begun["UploadId"]
+                        )
 
     def probe(self) -> None:
         """Check that keys can be written, read, listed and deleted here, and that If-None-Match is honoured."""
