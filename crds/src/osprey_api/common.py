@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
+from pydantic.config import JsonDict
 
 from osprey_api.base import ApiModel, Digest, SubdomainName
 from osprey_api.sources import SOURCE_PATTERN
@@ -159,7 +160,7 @@ class TrainingOptimization(ApiModel):
     seed: int = Field(default=0, ge=0, le=2147483647, description="Seed of sampling and initialisation.")
 
 
-def training_rules(part: str) -> list[dict[str, str]]:
+def training_rules(part: str) -> list[JsonDict]:
     """Return the rules of a resource's spec about its training stage and the processes that it is spread over."""
     return [
         {
