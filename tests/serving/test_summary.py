@@ -3,10 +3,10 @@
 import pytest
 
 from osprey_api.conditions import FailureReason
-from osprey_api.stages import Speculation
+from osprey_api.stages import Engine, Speculation
 from osprey_runtime.errors import StageError
 from osprey_serving.client import Request, ServerFacts
-from osprey_serving.measure import Asked, Judged, by_domain, read_rows, tokens_per_second, write_rows
+from osprey_serving.measure import Asked, Judged, by_domain, check_version, read_rows, tokens_per_second, write_rows
 from osprey_serving.stages.evaluate import check_same_prompts, check_speculation, summary
 
 PROMPT = (5, 6, 7)
@@ -118,6 +118,31 @@ def test_a_server_that_drafts_otherwise_is_not_measured(server, reason, words):
     with pytest.raises(StageError, match=words) as caught:
         check_speculation(server, Speculation())
     assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "same"),
+    [
+        ("0.5.23", "0.5.23", True),
+        ("0.5.23-cu130", "0.5.23", True),
+        ("0.5.23.post1", "0.5.23.post1+cpu", True),
+        ("0.5.23", "0.5.24", False),
+        ("0.5.23", "0.5.23.post1", False),
+        ("0.5.23.post1-cu130", "0.5.23", False),
+        ("latest", "0.5.23", True),  # says nothing
+        ("registry/sglang:v0.5.22", "0.5.23", True),
+        ("sha256:0.5.22", "0.5.23", True),
+    ],
+)
+def test_a_server_of_another_version_is_not_measured(wanted, found, same):
+    if same:
+        check_version(facts(version=found), Engine(version=wanted))
+        return
+    with pytest.raises(StageError, match=r"images\.sglang\.version") as caught:
+        check_version(facts(version=found), Engine(version=wanted))
+    assert caught.value.reason is FailureReason.INVALID_CONFIG
+    assert found in caught.value.message
+    assert wanted.partition("-")[0] in caught.value.message
 
 
 @pytest.mark.parametrize(("prompt", "room"), [(10, 90), (95, 5), (96, 0), (100, 0), (200, 0)])

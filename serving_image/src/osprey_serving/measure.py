@@ -5,6 +5,7 @@ domain, so that their times can be compared.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -12,14 +13,16 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from osprey_api.conditions import FailureReason
+from osprey_api.stages import Engine
 from osprey_runtime.errors import StageError
-from osprey_serving.client import LOG_HINT, Client, Completion, Request
+from osprey_serving.client import LOG_HINT, Client, Completion, Request, ServerFacts
 
 REQUESTS_FILE = "requests.jsonl"
 REPORT_FILE = "report.json"
 WARM_UP_TOKENS = 16
 MEASUREMENTS = 3
 """A domain during which the server was restarted is asked again; so often in all."""
+_RELEASE = re.compile(r"(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\d+)?)(?:-.*)?$")
 
 log = logging.getLogger("osprey_serving")
 
@@ -85,6 +88,24 @@ def read_rows(folder: Path, kind: type[Row]) -> list[Row]:
     """Read requests.jsonl."""
     with (folder / REQUESTS_FILE).open(encoding="utf-8", newline="\n") as file:
         return [kind.model_validate_json(line) for line in file]
+
+
+def check_version(facts: ServerFacts, engine: Engine) -> None:
+    """Check that the server is of the version that is measured, where the config names one.
+
+    It may also hold a digest, an image, or a tag that is no version; what follows a version in a tag says for what
+    hardware the image was built.
+
+    Raises:
+        StageError: INVALID_CONFIG: it is another one.
+    """
+    wanted = _RELEASE.match(engine.version)
+    if wanted and wanted[1] != facts.version.partition("+")[0]:
+        raise StageError(
+            FailureReason.INVALID_CONFIG,
+            f"the server runs SGLang {facts.version}, and {wanted[1]} is to be measured: set images.sglang.version in "
+            "the chart's values to what the image holds",
+        )
 
 
 async def measure(

@@ -7,7 +7,7 @@ from osprey_api.stages import BaselineConfig, BaselineResult
 from osprey_runtime.context import StageContext
 from osprey_runtime.errors import StageError
 from osprey_serving.client import Client, Connection
-from osprey_serving.measure import REPORT_FILE, Asked, by_domain, measure, tokens_per_second, write_rows
+from osprey_serving.measure import REPORT_FILE, Asked, by_domain, check_version, measure, tokens_per_second, write_rows
 from osprey_serving.prompts import held_out_requests
 
 
@@ -15,7 +15,8 @@ def run(context: StageContext, connection: Connection) -> BaselineResult:
     """Ask a server that serves the target alone; write requests.jsonl and report.json.
 
     Raises:
-        StageError: INVALID_CONFIG: the server has a drafter; what the client and the prompts raise.
+        StageError: INVALID_CONFIG: the server has a drafter, or is of another version; what the client and the
+            prompts raise.
     """
     config = context.task.config
     if not isinstance(config, BaselineConfig):
@@ -31,6 +32,7 @@ async def _ask(context: StageContext, config: BaselineConfig, connection: Connec
     async with Client(connection, context.stop) as client:
         await client.wait_ready(connection.start_deadline_s)
         facts = await client.facts()
+        check_version(facts, config.engine)
         if facts.algorithm is not None:
             raise StageError(
                 FailureReason.INVALID_CONFIG,

@@ -21,6 +21,7 @@ from osprey_serving.measure import (
     Asked,
     Judged,
     by_domain,
+    check_version,
     measure,
     read_rows,
     tokens_per_second,
@@ -36,9 +37,9 @@ def run(context: StageContext, connection: Connection) -> EvaluateResult:
     """Ask a server that serves the target with the drafter; write requests.jsonl and report.json.
 
     Raises:
-        StageError: INVALID_CONFIG: the server does not draft as the config says, or the baseline was asked other
-            prompts; INVALID_DATA: a domain's answers are too short to judge a draft; what the client and the
-            prompts raise.
+        StageError: INVALID_CONFIG: the server is of another version or does not draft as the config says, or the
+            baseline was asked other prompts; INVALID_DATA: a domain's answers are too short to judge a draft; what the
+            client and the prompts raise.
     """
     config = context.task.config
     if not isinstance(config, EvaluateConfig):
@@ -130,6 +131,7 @@ async def _ask(
     async with Client(connection, context.stop) as client:
         await client.wait_ready(connection.start_deadline_s)
         facts = await client.facts()
+        check_version(facts, config.engine)
         check_speculation(facts, config.speculation)
         check_same_prompts(held_out_requests(context, config, facts), baseline)
         # The baseline's limits: with the drafter in its memory this server may have set tighter ones.
