@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Drafter
@@ -109,7 +109,7 @@ def test_draft_ids_of_a_compressed_vocabulary(trained):
     assert drafter.draft_ids.tolist() == ids
     assert drafter.t2d.nonzero().flatten().tolist() == ids
     assert drafter.d2t[:4].tolist() == [0, 1, 1, 1]  # 0, 2, 3, 4: offsets, not ids
-    with pytest.raises(TrainerError, match="keeps it for life"):
+    with pytest.raises(StageError, match="keeps it for life"):
         compressed(drafter)
 
 
@@ -127,7 +127,7 @@ def test_tensors_that_do_not_fit_are_named(trained, tmp_path, change, message):
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(TrainerError, match=message) as error:
+    with pytest.raises(StageError, match=message) as error:
         Drafter.load(tmp_path)
     assert error.value.reason is FailureReason.CORRUPT_ARTIFACT
 
@@ -191,7 +191,7 @@ def test_the_embedding_of_a_target_is_known_by_its_name(tmp_path, name):
 )
 def test_a_target_with_no_one_embedding_is_refused(tmp_path, names, reason):
     save_file({name: torch.zeros(1) for name in names}, tmp_path / "model.safetensors")
-    with pytest.raises(TrainerError, match=r"embed_tokens\.weight") as error:
+    with pytest.raises(StageError, match=r"embed_tokens\.weight") as error:
         read_embedding(tmp_path)
     assert error.value.reason is reason
 
@@ -215,13 +215,13 @@ def test_a_source_with_an_unknown_tensor_is_refused(make_llama, tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(48)
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(TrainerError, match=r"unknown layers.0.self_attn.q_proj.bias"):
+    with pytest.raises(StageError, match=r"unknown layers.0.self_attn.q_proj.bias"):
         Backbone.prune(tmp_path, 2)
 
 
 @pytest.mark.parametrize(("layers", "message"), [(0, "choose 1 to 5"), (6, "choose 1 to 5")])
 def test_impossible_pruning(source_folder, layers, message):
-    with pytest.raises(TrainerError, match=message):
+    with pytest.raises(StageError, match=message):
         Backbone.prune(source_folder, layers)
 
 
@@ -234,7 +234,7 @@ def test_impossible_pruning(source_folder, layers, message):
     ],
 )
 def test_bodies_that_are_not_plain_llama(target_config, change, message):
-    with pytest.raises(TrainerError, match=message) as error:
+    with pytest.raises(StageError, match=message) as error:
         LlamaBody.from_hf(target_config | change)
     assert error.value.reason is FailureReason.UNSUPPORTED_MODEL
 

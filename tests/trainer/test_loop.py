@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from osprey_api.conditions import FailureReason
+from osprey_runtime.errors import StageError
 from osprey_trainer.batch import WindowBatch
-from osprey_trainer.errors import TrainerError
 from osprey_trainer.loop import Stopped, train
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.objectives import Distillation, Pretraining
@@ -223,7 +223,7 @@ def test_a_checkpoint_of_other_ranks_is_refused(pretraining, windows, tmp_path):
     s = settings(steps=3, checkpoint_every_steps=2)
     train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
     (tmp_path / "2" / "rank1.pt").write_bytes(b"")
-    with pytest.raises(TrainerError, match=f"written by 2 ranks, and 1 are running.*{tmp_path} to start again"):
+    with pytest.raises(StageError, match=f"written by 2 ranks, and 1 are running.*{tmp_path} to start again"):
         train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
 
 
@@ -232,7 +232,7 @@ def test_a_checkpoint_of_another_zero_stage_is_refused(pretraining, windows, tmp
     checkpoints = Folder(tmp_path)
     s = {"steps": 2, "checkpoint_every_steps": 1}
     train(pretraining(), Cycle(windows), settings(zero_stage=before, **s), progress=Log(), checkpoints=checkpoints)
-    with pytest.raises(TrainerError, match=f"set job.zeroStage to {before} again.*{tmp_path} to start") as error:
+    with pytest.raises(StageError, match=f"set job.zeroStage to {before} again.*{tmp_path} to start") as error:
         train(pretraining(), Cycle(windows), settings(zero_stage=now, **s), progress=Log(), checkpoints=checkpoints)
     assert error.value.reason is FailureReason.INVALID_CONFIG
 
@@ -256,7 +256,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_samples(pretraining, wind
             return (loss * float("nan") if self.calls == 5 else loss), totals
 
     objective = Breaks(pretraining().backbone)
-    with pytest.raises(TrainerError) as error:
+    with pytest.raises(StageError) as error:
         train(objective, Cycle(windows[1:2]), settings(accumulation=2), progress=Log())
     assert error.value.reason is FailureReason.DIVERGED
     assert "not finite at step 3: lower the learning rate" in str(error.value)
@@ -273,7 +273,7 @@ def test_the_average_lags_behind_the_weights(pretraining, windows):
 
 
 def test_averaging_whole_weights_refuses_split_ones(pretraining, windows):
-    with pytest.raises(TrainerError, match="set zeroStage to 2 or less"):
+    with pytest.raises(StageError, match="set zeroStage to 2 or less"):
         train(pretraining(), Cycle(windows), settings(ema_decay=0.5, zero_stage=3), progress=Log())
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from osprey_runtime.errors import StageError
 from osprey_trainer.batch import DialogueBatch
-from osprey_trainer.errors import TrainerError
 from osprey_trainer.masks import asked_rows, supervise
 from osprey_trainer.models.target import TargetStates
 
@@ -82,5 +82,5 @@ def test_two_answers_of_one_dialogue_do_not_touch():
 
 
 def test_a_dialogue_needs_a_prompt():
-    with pytest.raises(TrainerError, match="Dialogue x begins with the target's answer"):
+    with pytest.raises(StageError, match="Dialogue x begins with the target's answer"):
         DialogueBatch.collate([torch.tensor([1, 2])], [torch.tensor([True, True])], [states(2)], names=["x"])

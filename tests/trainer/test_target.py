@@ -9,7 +9,7 @@ import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, LlamaForCausalLM
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 from osprey_trainer.models.hf_names import read_embedding
 from osprey_trainer.models.target import Target, default_tapped_layers
 
@@ -99,13 +99,13 @@ def test_default_taps(layers, expected):
 
 
 def test_two_layers_are_too_few():
-    with pytest.raises(TrainerError, match="at least three"):
+    with pytest.raises(StageError, match="at least three"):
         default_tapped_layers(2)
 
 
 @pytest.mark.parametrize("layers", [(2, 2, 3), (3, 2, 4), (1, 2), (0, 3, 7), (-1, 2, 3)])
 def test_impossible_taps(target_folder, layers):
-    with pytest.raises(TrainerError, match=r"for example \[2, 3, 4\]") as error:
+    with pytest.raises(StageError, match=r"for example \[2, 3, 4\]") as error:
         Target(target_folder, tapped_layers=layers)
     assert error.value.reason is FailureReason.INVALID_CONFIG
 
@@ -114,5 +114,5 @@ def test_a_target_that_bends_its_logits_is_refused(make_llama, tmp_path):
     make_llama(tmp_path, layers=3, hidden=24, seed=1)
     config = json.loads((tmp_path / "config.json").read_text()) | {"final_logit_softcapping": 30.0}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TrainerError, match="final_logit_softcapping"):
+    with pytest.raises(StageError, match="final_logit_softcapping"):
         Target(tmp_path)

@@ -5,7 +5,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 from osprey_trainer.vocabulary import Alignment, TokenTable, align, choose_draft_vocabulary
 
 # Byte-level alphabet, in the order GPT-2 gives it; sorted so that ids are easy to find.
@@ -117,7 +117,7 @@ def test_equal_tokenizers_are_the_identity():
 
 
 def test_a_tokenizer_larger_than_its_model_is_refused():
-    with pytest.raises(TrainerError, match="tokenizer of the target has ids up to 264, but its model has 200"):
+    with pytest.raises(StageError, match="tokenizer of the target has ids up to 264, but its model has 200"):
         align(QWEN, QWEN, source_rows=265, target_rows=200)
 
 
@@ -161,5 +161,5 @@ def test_asking_for_all_tokens_is_the_identity(size):
 
 
 def test_no_answers_no_vocabulary():
-    with pytest.raises(TrainerError, match="hold no token"):
+    with pytest.raises(StageError, match="hold no token"):
         choose_draft_vocabulary(torch.zeros(8, dtype=torch.long), 4, num_tokens=7)

@@ -422,6 +422,7 @@ class DistilResult(StatusModel):
     stage: Literal[StageName.DISTIL] = StageName.DISTIL
     steps: int
     supervised_tokens: int
+    """Answer tokens that were trained on, over all epochs."""
     first_loss: float
     final_loss: float
     simulated_acceptance_length: float

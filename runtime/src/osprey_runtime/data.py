@@ -88,7 +88,7 @@ def _file_rows(source: Pinned, storage: StorageLocation) -> Iterator[Row]:
     uri = source.uri
     located = locate(uri, storage)
     if not located.is_file:
-        found = sources.Located.files(located)  # says so where there is nothing at all
+        found = located.files()  # says so where there is nothing at all
         raise StageError(
             FailureReason.INVALID_DATA,
             f"{uri} is a folder with {len(found)} files: name one JSON Lines file, such as "

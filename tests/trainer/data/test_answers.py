@@ -3,8 +3,8 @@ import json
 import pytest
 
 from osprey_api.conditions import FailureReason
+from osprey_runtime.errors import StageError
 from osprey_trainer.data.answers import count_answer_tokens, fit, read_dialogues
-from osprey_trainer.errors import TrainerError
 
 
 def line(prompt, answer, domain="maths"):
@@ -36,7 +36,7 @@ def test_files_are_read_in_order_with_names(tmp_path):
 )
 def test_a_broken_line_is_named(tmp_path, bad):
     folder = write(tmp_path, [line([1], [2]), bad])
-    with pytest.raises(TrainerError, match=r"answers-00000\.jsonl, line 2") as caught:
+    with pytest.raises(StageError, match=r"answers-00000\.jsonl, line 2") as caught:
         read(folder)
     assert caught.value.reason is FailureReason.CORRUPT_ARTIFACT
 
@@ -56,12 +56,12 @@ def test_the_policy_for_dialogues_that_do_not_fit(tmp_path):
     kept, counts = fit(iter(read(folder)), sequence_length=10)
     assert [(len(d.prompt_ids), len(d.answer_ids)) for d in kept] == [(4, 6), (4, 6), (8, 2)]
     assert (counts.kept, counts.truncated, counts.too_long, counts.too_short) == (3, 2, 1, 2)
-    assert (counts.answer_tokens, counts.supervised_tokens) == (14, 11)
+    assert (counts.answer_tokens, counts.draftable_tokens) == (14, 11)
 
 
 def test_no_supervised_token_at_all_is_refused(tmp_path):
     folder = write(tmp_path, [line([1] * 9, [2] * 9), line([1], [2])])
-    with pytest.raises(TrainerError, match="too long 1, too short 1") as caught:
+    with pytest.raises(StageError, match="too long 1, too short 1") as caught:
         fit(iter(read(folder)), sequence_length=10)
     assert caught.value.reason is FailureReason.INVALID_DATA
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from osprey_api.conditions import FailureReason
+from osprey_runtime.errors import StageError
 from osprey_trainer.data.shards import ShardIndex, ShardWriter, TokenStream
-from osprey_trainer.errors import TrainerError
 
 DOCUMENTS = [[5, 6, 7], [], [8], [9, 10, 11, 12, 13, 14, 15]]
 STREAM = [5, 6, 7, 1, 1, 8, 1, 9, 10, 11, 12, 13, 14, 15, 1]
@@ -61,7 +61,7 @@ def test_a_cut_shard_is_refused(tmp_path):
     write(tmp_path / "a")
     shard = tmp_path / "a" / "shard-00002.bin"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(TrainerError, match=r"shard-00002\.bin") as caught:
+    with pytest.raises(StageError, match=r"shard-00002\.bin") as caught:
         ShardIndex.read(tmp_path / "a")
     assert caught.value.reason is FailureReason.CORRUPT_ARTIFACT
 
@@ -70,5 +70,5 @@ def test_a_cut_shard_is_refused(tmp_path):
 def test_an_unusable_index_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "index.json").write_text(content)
-    with pytest.raises(TrainerError, match=r"index\.json"):
+    with pytest.raises(StageError, match=r"index\.json"):
         ShardIndex.read(tmp_path)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from osprey_api.conditions import FailureReason
+from osprey_runtime.errors import StageError
 from osprey_trainer.data import teacher as teachers
 from osprey_trainer.data.answers import Dialogue
 from osprey_trainer.data.teacher import OnlineTeacher, capture
-from osprey_trainer.errors import TrainerError
 
 CPU = torch.device("cpu")
 
@@ -113,7 +113,7 @@ def test_a_stopped_capture_is_not_complete(dialogues, target, tmp_path):
 def test_states_that_do_not_fit_the_disk_are_refused_first(dialogues, target, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1000))
-    with pytest.raises(TrainerError, match=r"teacher\.mode to Online") as caught:
+    with pytest.raises(StageError, match=r"teacher\.mode to Online") as caught:
         captured(tmp_path / "a", dialogues, target)
     assert caught.value.reason is FailureReason.OUT_OF_DISK
     assert not list((tmp_path / "a").glob("*.bin"))

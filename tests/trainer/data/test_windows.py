@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from osprey_api.conditions import FailureReason
+from osprey_runtime.errors import StageError
 from osprey_trainer.data.shards import ShardWriter, TokenStream
 from osprey_trainer.data.split import Split
 from osprey_trainer.data.windows import RandomWindows
-from osprey_trainer.errors import TrainerError
 
 
 @pytest.fixture
@@ -69,13 +69,13 @@ def test_another_seed_draws_other_windows(stream):
 
 
 def test_text_shorter_than_a_window_is_refused(stream):
-    with pytest.raises(TrainerError, match=r"1000 tokens.*sequenceLength") as caught:
+    with pytest.raises(StageError, match=r"1000 tokens.*sequenceLength") as caught:
         windows(stream, length=1000)
     assert caught.value.reason is FailureReason.INVALID_DATA
 
 
 def test_a_batch_that_cannot_be_shared_evenly_is_refused():
-    with pytest.raises(TrainerError, match="globalBatchSize is 6, which 4 processes") as caught:
+    with pytest.raises(StageError, match="globalBatchSize is 6, which 4 processes") as caught:
         Split.plan(global_batch_size=6, sequence_length=8, rank=0, world_size=4)
     assert caught.value.reason is FailureReason.INVALID_CONFIG
 

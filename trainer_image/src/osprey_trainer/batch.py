@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 from osprey_trainer.models.target import TargetStates
 
 
@@ -47,11 +47,11 @@ class DialogueBatch:
         """Pads dialogues of [n] ids, [n] answer marks and [n, ...] states (captured before) to one batch.
 
         Raises:
-            TrainerError: INVALID_DATA for a dialogue without a prompt: nothing asked for its answer.
+            StageError: INVALID_DATA for a dialogue without a prompt: nothing asked for its answer.
         """
         for name, marks in zip(names, answer, strict=True):
             if bool(marks[0]):
-                raise TrainerError(
+                raise StageError(
                     FailureReason.INVALID_DATA,
                     f"Dialogue {name} begins with the target's answer; it needs at least one prompt token before.",
                 )

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from osprey_api.conditions import ExitCode, FailureReason
+from osprey_runtime.errors import StageError
 from osprey_trainer.ema import WeightAverage
 from osprey_trainer.engine import Engine
-from osprey_trainer.errors import TrainerError
 from osprey_trainer.objectives import Objective
 from osprey_trainer.settings import LoopSettings
 
@@ -132,7 +132,7 @@ def train(
     When `stop_asked()` on any rank, all of them finish the step and save a checkpoint.
 
     Raises:
-        TrainerError: DIVERGED when the loss is not finite, with the step and the names of the batch;
+        StageError: DIVERGED when the loss is not finite, with the step and the names of the batch;
             INVALID_CONFIG when the checkpoint is of another number of ranks or kind of ZeRO stage.
         Stopped: as asked, with a checkpoint saved.
     """
@@ -164,7 +164,7 @@ class _Run(Generic[BatchT]):
 
     def __init__(self, objective: Objective[BatchT], batches: BatchSource[BatchT], settings: LoopSettings) -> None:
         if settings.ema_decay is not None and settings.zero_stage == 3:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.INVALID_CONFIG,
                 "Averaged weights need whole weights, which ZeRO stage 3 splits: set zeroStage to 2 or less.",
             )
@@ -234,7 +234,7 @@ class _Run(Generic[BatchT]):
         otherwise = f"or delete the checkpoints below {uri} to start again"
         ranks = len(list(folder.glob("rank*.pt")))
         if ranks != self.engine.world_size:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.INVALID_CONFIG,
                 f"The checkpoint was written by {ranks} ranks, and {self.engine.world_size} are running: run as "
                 f"many as before, {otherwise}.",
@@ -242,13 +242,13 @@ class _Run(Generic[BatchT]):
         state = torch.load(folder / f"rank{self.engine.rank}.pt", weights_only=True)
         before, now = state["zero_stage"], self.settings.zero_stage
         if _ZERO_KINDS[before] != _ZERO_KINDS[now]:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.INVALID_CONFIG,
                 f"The checkpoint was written with zeroStage {before}, and zeroStage {now} splits it otherwise: set "
                 f"job.zeroStage to {before} again, {otherwise}.",
             )
         if not self.engine.load(folder):
-            raise TrainerError(
+            raise StageError(
                 FailureReason.CORRUPT_ARTIFACT, f"The checkpoint lacks DeepSpeed's files: try again, {otherwise}."
             )
         self.step, self.tokens = state["step"], state["tokens"]
@@ -276,7 +276,7 @@ class _Run(Generic[BatchT]):
         names = [name for batch in batches for name in batch.names] if not local_loss.isfinite() else []
         culprits = [name for part in self.engine.gather(names) for name in part]
         more = f" and {len(culprits) - _NAMED} more" if len(culprits) > _NAMED else ""
-        raise TrainerError(
+        raise StageError(
             FailureReason.DIVERGED,
             f"The loss is not finite at step {self.step + 1}: lower the learning rate, or look at the samples of its "
             f"batch, {', '.join(culprits[:_NAMED])}{more}.",

@@ -81,7 +81,7 @@ def split_of(ctx: StageContext, optimization: Optimization) -> Split:
     """Returns this process's part of every global batch.
 
     Raises:
-        TrainerError: INVALID_CONFIG if the processes cannot have equal shares.
+        StageError: INVALID_CONFIG if the processes cannot have equal shares.
     """
     return Split.plan(
         global_batch_size=optimization.global_batch_size,
@@ -167,8 +167,7 @@ def run_loop(
         The result; the weights are on rank 0 alone.
 
     Raises:
-        TrainerError: DIVERGED.
-        StageError: STOPPED, with a checkpoint saved; a checkpoint could not be saved or read.
+        StageError: DIVERGED; STOPPED, with a checkpoint saved; a checkpoint could not be saved or read.
     """
     checkpoints = _PodCheckpoints(ctx, LossHistory(steps))
 

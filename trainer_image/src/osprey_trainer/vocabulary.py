@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 
 # Markers of chat templates, by what they do. A marker's role counts before bos, eos and pad: `<|im_start|>` is
 # some models' bos, but what it does is to open a turn.
@@ -57,7 +57,7 @@ class TokenTable:
         """Reads the tokenizer of a local model folder.
 
         Raises:
-            TrainerError: UNSUPPORTED_MODEL for a tokenizer that is neither byte-level nor SentencePiece.
+            StageError: UNSUPPORTED_MODEL for a tokenizer that is neither byte-level nor SentencePiece.
         """
         return cls.from_hf(AutoTokenizer.from_pretrained(folder, local_files_only=True))
 
@@ -175,11 +175,11 @@ def align(source: TokenTable, target: TokenTable, *, source_rows: int, target_ro
         target_rows: rows of the target's embedding, padding included.
 
     Raises:
-        TrainerError: INVALID_CONFIG if a tokenizer has ids beyond its model's rows.
+        StageError: INVALID_CONFIG if a tokenizer has ids beyond its model's rows.
     """
     for name, table, rows in (("backbone", source, source_rows), ("target", target, target_rows)):
         if table.size > rows:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.INVALID_CONFIG,
                 f"The tokenizer of the {name} has ids up to {table.size - 1}, but its model has {rows} rows: "
                 "they do not belong together.",
@@ -247,7 +247,7 @@ def _is_byte_level(description: Mapping[str, Any]) -> bool:
         return True
     if '"ByteFallback"' in parts or '"Metaspace"' in parts:
         return False
-    raise TrainerError(
+    raise StageError(
         FailureReason.UNSUPPORTED_MODEL,
         f"The tokenizer ({description['model'].get('type')}) is neither byte-level nor SentencePiece, so the "
         "bytes of its tokens are unknown; choose a model with a tokenizer of one of these kinds.",
@@ -313,13 +313,13 @@ def choose_draft_vocabulary(counts: Tensor, size: int, *, num_tokens: int) -> Dr
         num_tokens: ids from here on are padding and never chosen.
 
     Raises:
-        TrainerError: INVALID_CONFIG for a size below one; INVALID_DATA if no token was counted.
+        StageError: INVALID_CONFIG for a size below one; INVALID_DATA if no token was counted.
     """
     vocab_size, total = len(counts), int(counts.sum())
     if size < 1:
-        raise TrainerError(FailureReason.INVALID_CONFIG, f"draftVocabSize is {size}; it must be at least one token.")
+        raise StageError(FailureReason.INVALID_CONFIG, f"draftVocabSize is {size}; it must be at least one token.")
     if total == 0:
-        raise TrainerError(
+        raise StageError(
             FailureReason.INVALID_DATA,
             "The answers hold no token, so no draft vocabulary can be chosen from them.",
         )

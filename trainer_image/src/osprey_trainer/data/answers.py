@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 
 SHORTEST_ANSWER = 2
 """The target itself makes the first answer token, so the second is the first that a drafter can be asked for."""
@@ -56,10 +56,10 @@ class FitCounts:
     Attributes:
         kept: dialogues to train on.
         truncated: of these, those whose answer was cut at the end to fit.
-        too_long: dropped, since the prompt alone leaves no room for a supervised token.
-        too_short: dropped, since the answer has no supervised token.
+        too_long: dropped, since the prompt alone leaves no room for a draftable token.
+        too_short: dropped, since the answer has no draftable token.
         answer_tokens: of the kept ones.
-        supervised_tokens: answer tokens but the first of each dialogue, which the target makes itself.
+        draftable_tokens: answer tokens but the first of each dialogue, which the target makes itself.
     """
 
     kept: int
@@ -67,7 +67,7 @@ class FitCounts:
     too_long: int
     too_short: int
     answer_tokens: int
-    supervised_tokens: int
+    draftable_tokens: int
 
     def __str__(self) -> str:
         return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(self).items())
@@ -81,7 +81,7 @@ def read_dialogues(folder: Path, *, vocab_size: int) -> Iterator[Dialogue]:
         vocab_size: V, rows of the target.
 
     Raises:
-        TrainerError: CORRUPT_ARTIFACT that names file and line.
+        StageError: CORRUPT_ARTIFACT that names file and line.
     """
     for path in sorted(folder.glob("answers-*.jsonl")):
         with path.open("rb") as file:
@@ -90,7 +90,7 @@ def read_dialogues(folder: Path, *, vocab_size: int) -> Iterator[Dialogue]:
                 try:
                     yield _dialogue(json.loads(line), name, vocab_size)
                 except (ValueError, KeyError, TypeError) as error:
-                    raise TrainerError(
+                    raise StageError(
                         FailureReason.CORRUPT_ARTIFACT, f"{name} of the answers cannot be read: {error!r}"
                     ) from error
 
@@ -110,7 +110,7 @@ def fit(dialogues: Iterator[Dialogue], *, sequence_length: int) -> tuple[list[Di
     """Makes dialogues fit: a prompt is never cut, since the server would not; an answer is, at its end.
 
     Raises:
-        TrainerError: INVALID_DATA if no supervised token is left.
+        StageError: INVALID_DATA if no draftable token is left.
     """
     kept: list[Dialogue] = []
     truncated = too_long = too_short = 0
@@ -129,7 +129,7 @@ def fit(dialogues: Iterator[Dialogue], *, sequence_length: int) -> tuple[list[Di
     answer_tokens = sum(len(dialogue.answer_ids) for dialogue in kept)
     counts = FitCounts(len(kept), truncated, too_long, too_short, answer_tokens, answer_tokens - len(kept))
     if not kept:
-        raise TrainerError(
+        raise StageError(
             FailureReason.INVALID_DATA,
             f"No answer has a token to learn from ({counts}): raise distillation.sequenceLength (it is "
             f"{sequence_length}) if prompts are too long, or regeneration.maxTokens if answers are too short.",

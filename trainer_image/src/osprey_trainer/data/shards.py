@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 
 INDEX_NAME = "index.json"
 SHARD_TOKENS = 1 << 28
@@ -64,7 +64,7 @@ class ShardIndex:
         """Reads the index and checks the sizes of the files.
 
         Raises:
-            TrainerError: CORRUPT_ARTIFACT.
+            StageError: CORRUPT_ARTIFACT.
         """
         try:
             fields = json.loads((folder / INDEX_NAME).read_text())
@@ -73,12 +73,12 @@ class ShardIndex:
             width = _TYPES[index.dtype].itemsize
             sizes = [(folder / shard.file).stat().st_size for shard in shards]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.CORRUPT_ARTIFACT, f"The token shards have no usable {INDEX_NAME}: {error}"
             ) from error
         wrong = [shard.file for shard, size in zip(shards, sizes, strict=True) if size != shard.tokens * width]
         if wrong or sum(shard.tokens for shard in shards) != index.tokens:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.CORRUPT_ARTIFACT,
                 f"The token shards do not have the sizes that {INDEX_NAME} says: {', '.join(wrong) or 'total'}.",
             )

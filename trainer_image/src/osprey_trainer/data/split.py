@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 
 MICRO_BATCH_TOKENS = 8192
 """Most tokens of a micro-batch, unless one sequence is longer: two of the paper's sequences."""
@@ -31,10 +31,10 @@ class Split:
         """Micro-batches as large as `MICRO_BATCH_TOKENS` lets them be.
 
         Raises:
-            TrainerError: INVALID_CONFIG if the processes cannot have equal shares.
+            StageError: INVALID_CONFIG if the processes cannot have equal shares.
         """
         if global_batch_size % world_size:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.INVALID_CONFIG,
                 f"globalBatchSize is {global_batch_size}, which {world_size} processes cannot share evenly: make it a "
                 f"multiple of {world_size}, or train with fewer nodes or GPUs.",

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from osprey_api.conditions import FailureReason
+from osprey_runtime.errors import StageError
 from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.data.answers import Dialogue
 from osprey_trainer.data.split import MICRO_BATCH_TOKENS
-from osprey_trainer.errors import TrainerError
 from osprey_trainer.models.target import Target, TargetStates
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def capture(
         check_stopped: raises when the stage must stop.
 
     Raises:
-        TrainerError: OUT_OF_DISK if the states do not fit.
+        StageError: OUT_OF_DISK if the states do not fit.
     """
     complete = folder / "complete"
     found = complete.exists()
@@ -173,7 +173,7 @@ def _check_disk(folder: Path, dialogues: Sequence[Dialogue], *, bytes_per_token:
     needed = sum(map(len, dialogues)) * bytes_per_token
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise TrainerError(
+        raise StageError(
             FailureReason.OUT_OF_DISK,
             f"The target's captured states need {needed / 2**30:.1f} GiB, but the scratch volume has "
             f"{free / 2**30:.1f} GiB left: set distillation.teacher.mode to Online, or give a larger scratch volume.",

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 
 _COMPANIONS = (
     "tokenizer.json",
@@ -51,12 +51,12 @@ class DocumentTokenizer:
         """Reads the tokenizer of a local model folder.
 
         Raises:
-            TrainerError: UNSUPPORTED_MODEL if there is none, or it has no end token.
+            StageError: UNSUPPORTED_MODEL if there is none, or it has no end token.
         """
         try:
             hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.UNSUPPORTED_MODEL,
                 f"The model has no tokenizer that transformers can read ({error}): give a model folder with its "
                 "tokenizer.json.",
@@ -64,7 +64,7 @@ class DocumentTokenizer:
         tokenizer: Tokenizer | None = getattr(hf, "backend_tokenizer", None)
         if tokenizer is None or hf.eos_token_id is None:
             missing = "fast version" if tokenizer is None else "end token (eos_token)"
-            raise TrainerError(
+            raise StageError(
                 FailureReason.UNSUPPORTED_MODEL,
                 f"The model's tokenizer has no {missing}, which Stage 2 needs: choose another source model.",
             )

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from osprey_api.conditions import FailureReason
+from osprey_runtime.errors import StageError
 from osprey_trainer.batch import WindowBatch
 from osprey_trainer.data.shards import TokenStream
 from osprey_trainer.data.split import Split
-from osprey_trainer.errors import TrainerError
 
 
 class RandomWindows:
@@ -23,7 +23,7 @@ class RandomWindows:
         """sequence_length: T, predicted tokens of a window.
 
         Raises:
-            TrainerError: INVALID_DATA if the text is shorter than one window.
+            StageError: INVALID_DATA if the text is shorter than one window.
         """
         self._stream = stream
         self._window = sequence_length + 1
@@ -31,7 +31,7 @@ class RandomWindows:
         self._seed = seed
         self._served = 0
         if len(stream) < self._window:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.INVALID_DATA,
                 f"The text has {len(stream)} tokens, fewer than one window of {self._window}: give more text, or a "
                 "smaller pretraining.sequenceLength.",

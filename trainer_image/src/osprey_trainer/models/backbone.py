@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 from osprey_trainer.models import hf_names
 from osprey_trainer.models.llama import Attention, LlamaBody, Mlp, RMSNorm, Rotary
 
@@ -57,12 +57,12 @@ class Backbone(nn.Module):
         """The first `layers` blocks of the language model in `folder`, in fp32.
 
         Raises:
-            TrainerError: INVALID_CONFIG if it has fewer blocks; UNSUPPORTED_MODEL, CORRUPT_ARTIFACT.
+            StageError: INVALID_CONFIG if it has fewer blocks; UNSUPPORTED_MODEL, CORRUPT_ARTIFACT.
         """
         config = hf_names.read_config(folder)
         available = LlamaBody.from_hf(config).num_layers
         if not 1 <= layers <= available:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.INVALID_CONFIG,
                 f"layers is {layers}, but the source has {available} blocks; choose 1 to {available}.",
             )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 from osprey_trainer.models import hf_names
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.llama import Attention, LlamaBody, Mlp, RMSNorm, Rotary
@@ -96,9 +96,7 @@ class Drafter(nn.Module):
         super().__init__()
         body = config.body
         if config.arrangement is Arrangement.EAGLE3 and body.num_layers != 1:
-            raise TrainerError(
-                FailureReason.INVALID_CONFIG, f"An EAGLE-3 drafter has one layer, not {body.num_layers}."
-            )
+            raise StageError(FailureReason.INVALID_CONFIG, f"An EAGLE-3 drafter has one layer, not {body.num_layers}.")
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, body.hidden_size)
         self.fc = nn.Linear(len(config.tapped_layers) * config.target_hidden_size, body.hidden_size, bias=False)
@@ -176,7 +174,7 @@ class Drafter(nn.Module):
         """Reads a checkpoint in the published format, in fp32.
 
         Raises:
-            TrainerError: CORRUPT_ARTIFACT for unknown, missing or misshapen tensors; UNSUPPORTED_MODEL for a
+            StageError: CORRUPT_ARTIFACT for unknown, missing or misshapen tensors; UNSUPPORTED_MODEL for a
                 config of another kind.
         """
         config = _config_from_json(hf_names.read_config(folder))
@@ -194,10 +192,10 @@ class Drafter(nn.Module):
         """The same drafter with only these rows of the head.
 
         Raises:
-            TrainerError: INVALID_CONFIG if the head is already compressed: the mapping is frozen for life.
+            StageError: INVALID_CONFIG if the head is already compressed: the mapping is frozen for life.
         """
         if self.config.draft_vocab_size != self.config.vocab_size:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.INVALID_CONFIG,
                 f"The drafter already has a draft vocabulary of {self.config.draft_vocab_size} tokens, and "
                 "keeps it for life; start from a converted drafter to choose another.",
@@ -282,4 +280,4 @@ def _config_from_json(fields: Mapping[str, Any]) -> DraftConfig:
             dtype=_dtype(fields) or "float32",
         )
     except KeyError as error:
-        raise TrainerError(FailureReason.CORRUPT_ARTIFACT, f"The drafter's config.json lacks {error}.") from error
+        raise StageError(FailureReason.CORRUPT_ARTIFACT, f"The drafter's config.json lacks {error}.") from error

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 
 TOKEN_ID_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -110,13 +110,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model folder.
 
     Raises:
-        TrainerError: CORRUPT_ARTIFACT if there is none.
+        StageError: CORRUPT_ARTIFACT if there is none.
     """
     path = folder / "config.json"
     try:
         config: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise TrainerError(
+        raise StageError(
             FailureReason.CORRUPT_ARTIFACT, f"{folder.name} holds no readable config.json: {error}"
         ) from error
     return config
@@ -126,7 +126,7 @@ def read_tensors(folder: Path, *, skip: Callable[[str], bool] = lambda _name: Fa
     """Tensors of all `*.safetensors` of a folder, floating-point ones in fp32, without those to skip.
 
     Raises:
-        TrainerError: CORRUPT_ARTIFACT if there is no such file, or a shard of the index is missing.
+        StageError: CORRUPT_ARTIFACT if there is no such file, or a shard of the index is missing.
     """
     index = folder / "model.safetensors.index.json"
     if index.exists():
@@ -136,7 +136,7 @@ def read_tensors(folder: Path, *, skip: Callable[[str], bool] = lambda _name: Fa
         files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
     missing = [path.name for path in files if not path.exists()]
     if missing or not files:
-        raise TrainerError(
+        raise StageError(
             FailureReason.CORRUPT_ARTIFACT,
             f"{folder.name} lacks weights: {', '.join(missing) or 'no *.safetensors file'}.",
         )
@@ -157,17 +157,17 @@ def read_embedding(folder: Path) -> Tensor:
     file as the head.
 
     Raises:
-        TrainerError: CORRUPT_ARTIFACT if there is none; UNSUPPORTED_MODEL if there are several.
+        StageError: CORRUPT_ARTIFACT if there is none; UNSUPPORTED_MODEL if there are several.
     """
     for name in (_EMBEDDING, "lm_head.weight"):
         found = read_tensors(folder, skip=lambda other, name=name: not f".{other}".endswith(f".{name}"))
         if len(found) > 1:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.UNSUPPORTED_MODEL, f"The target has several embeddings: {', '.join(sorted(found))}."
             )
         if found:
             return next(iter(found.values()))
-    raise TrainerError(FailureReason.CORRUPT_ARTIFACT, f"{folder.name} has no tensor that ends in {_EMBEDDING}.")
+    raise StageError(FailureReason.CORRUPT_ARTIFACT, f"{folder.name} has no tensor that ends in {_EMBEDDING}.")
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -185,7 +185,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], folder: Path) -
     """Loads a state dict that must match the module tensor by tensor.
 
     Raises:
-        TrainerError: CORRUPT_ARTIFACT that names unknown, missing and misshapen tensors.
+        StageError: CORRUPT_ARTIFACT that names unknown, missing and misshapen tensors.
     """
     wanted = module.state_dict()
     problems = [f"unknown {name}" for name in sorted(state.keys() - wanted.keys())]
@@ -197,7 +197,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], folder: Path) -
     ]
     if problems:
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-        raise TrainerError(
+        raise StageError(
             FailureReason.CORRUPT_ARTIFACT, f"Tensors of {folder.name} do not fit its config.json: {shown}."
         )
     module.load_state_dict(state)

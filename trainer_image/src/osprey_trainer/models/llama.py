@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 
 # Types whose frequencies do not depend on the length of the sequence that is being run: the trainer and the
 # server then agree whatever the batch.
@@ -44,17 +44,17 @@ class LlamaBody:
         """Reads the fields of a `config.json`, old RoPE schema (`rope_theta`, `rope_scaling`) or new.
 
         Raises:
-            TrainerError: UNSUPPORTED_MODEL when the body is not the plain Llama that this module computes.
+            StageError: UNSUPPORTED_MODEL when the body is not the plain Llama that this module computes.
         """
         if config.get("model_type") != "llama":
-            raise TrainerError(
+            raise StageError(
                 FailureReason.UNSUPPORTED_MODEL,
                 f"The body is of model type {config.get('model_type')!r}; only 'llama' bodies are supported. "
                 "Choose a Llama-type source, or leave the backbone out to train EAGLE-3 from scratch.",
             )
         for field, expected in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
             if config.get(field, expected) != expected:
-                raise TrainerError(
+                raise StageError(
                     FailureReason.UNSUPPORTED_MODEL,
                     f"The body has {field}={config[field]!r}; only {field}={expected!r} is supported.",
                 )
@@ -97,13 +97,13 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE of a `config.json` in the schema of transformers 5.
 
     Raises:
-        TrainerError: UNSUPPORTED_MODEL for a type whose angles depend on the length of the batch.
+        StageError: UNSUPPORTED_MODEL for a type whose angles depend on the length of the batch.
     """
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope.setdefault("rope_type", rope.pop("type", "default"))
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     if rope["rope_type"] not in _STATIC_ROPE:
-        raise TrainerError(
+        raise StageError(
             FailureReason.UNSUPPORTED_MODEL,
             f"RoPE type {rope['rope_type']!r} changes with the length of the sequence; "
             f"supported types are {', '.join(sorted(_STATIC_ROPE))}.",

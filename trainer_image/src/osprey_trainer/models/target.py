@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from osprey_api.conditions import FailureReason
-from osprey_trainer.errors import TrainerError
+from osprey_runtime.errors import StageError
 
 # Logits = head(last hidden state) must hold: the loss recomputes them so. These options bend that.
 _LOGIT_OPTIONS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
@@ -23,10 +23,10 @@ def default_tapped_layers(num_layers: int) -> tuple[int, ...]:
     Targets of 4 to 6 layers, too small for three distinct ones, get their last three.
 
     Raises:
-        TrainerError: UNSUPPORTED_MODEL for fewer than three layers.
+        StageError: UNSUPPORTED_MODEL for fewer than three layers.
     """
     if num_layers < 3:
-        raise TrainerError(
+        raise StageError(
             FailureReason.UNSUPPORTED_MODEL,
             f"The target has {num_layers} layers; three are tapped, so it needs at least three.",
         )
@@ -38,11 +38,11 @@ def check_tapped_layers(tapped_layers: Sequence[int], num_layers: int) -> tuple[
     """Three ascending layers in [0, num_layers).
 
     Raises:
-        TrainerError: INVALID_CONFIG otherwise.
+        StageError: INVALID_CONFIG otherwise.
     """
     layers = tuple(tapped_layers)
     if len(layers) != 3 or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= num_layers:
-        raise TrainerError(
+        raise StageError(
             FailureReason.INVALID_CONFIG,
             f"Tapped layers {list(layers)} are not three ascending layers of a target with {num_layers} "
             f"layers; they name the layers whose input is tapped, for example "
@@ -83,7 +83,7 @@ class Target:
         """Loads the model.
 
         Raises:
-            TrainerError: UNSUPPORTED_MODEL if its logits are not simply head(last hidden state);
+            StageError: UNSUPPORTED_MODEL if its logits are not simply head(last hidden state);
                 INVALID_CONFIG for impossible tapped layers.
         """
         # Of a multimodal model the language model's part.
@@ -100,7 +100,7 @@ class Target:
         self.body: nn.Module = model.get_decoder()
         output = model.get_output_embeddings()
         if getattr(output, "bias", None) is not None:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.UNSUPPORTED_MODEL,
                 "The target's language-model head has a bias; none is supported.",
             )
@@ -149,7 +149,7 @@ def _capture(layer: int, captured: dict[int, Tensor]) -> Any:
 def _check_logits(config: Any) -> None:
     bent = [name for name in _LOGIT_OPTIONS if getattr(config, name, None) not in (None, 1, 1.0)]
     if bent:
-        raise TrainerError(
+        raise StageError(
             FailureReason.UNSUPPORTED_MODEL,
             f"The target changes its logits after the head ({', '.join(bent)}), which is not supported.",
         )

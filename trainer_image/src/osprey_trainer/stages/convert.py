@@ -24,7 +24,7 @@ def run(ctx: StageContext) -> ConvertResult:
     """Writes the initial drafter.
 
     Raises:
-        TrainerError: UNSUPPORTED_MODEL, INVALID_CONFIG, INVALID_DATA or CORRUPT_ARTIFACT.
+        StageError: UNSUPPORTED_MODEL, INVALID_CONFIG, INVALID_DATA or CORRUPT_ARTIFACT.
     """
     config = cast(ConvertConfig, ctx.config)
     from_backbone = InputRole.BACKBONE in ctx.task.inputs

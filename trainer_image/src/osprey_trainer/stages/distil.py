@@ -4,7 +4,7 @@ The result is a drafter in the published format, which SGLang serves. Its tensor
 go on from it without loss; its config names the target's dtype, to which the server casts them. `training.json` beside
 it says what it was trained on.
 
-A dialogue longer than `sequence_length` loses the end of its answer; one whose prompt leaves no room for a supervised
+A dialogue longer than `sequence_length` loses the end of its answer; one whose prompt leaves no room for a draftable
 token is dropped. Both are counted, in the log and in `training.json`.
 """
 
@@ -24,12 +24,12 @@ from osprey_api.fingerprint import sha256
 from osprey_api.stages import DistilConfig, DistilResult, InputRole
 from osprey_runtime import manifest
 from osprey_runtime.context import StageContext, stopped
+from osprey_runtime.errors import StageError
 from osprey_runtime.store import open_store
 from osprey_trainer.acceptance import simulate, summarise
 from osprey_trainer.data.answers import Dialogue, fit, read_dialogues
 from osprey_trainer.data.dialogues import DialogueBatches
 from osprey_trainer.data.teacher import OnlineTeacher, Teacher, alike_in_length, capture
-from osprey_trainer.errors import TrainerError
 from osprey_trainer.models.draft import Arrangement, Drafter, text_config
 from osprey_trainer.models.hf_names import read_config
 from osprey_trainer.models.target import Target
@@ -51,9 +51,9 @@ def run(ctx: StageContext) -> DistilResult:
     """Writes the trained drafter.
 
     Raises:
-        TrainerError: INVALID_DATA if no answer has a supervised token; INVALID_CONFIG if drafter and target do not
-            belong together, or the batch cannot be shared by the processes; OUT_OF_DISK; DIVERGED.
-        StageError: STOPPED, with a checkpoint saved.
+        StageError: INVALID_DATA if no answer has a draftable token; INVALID_CONFIG if drafter and target do not
+            belong together, or the batch cannot be shared by the processes; OUT_OF_DISK; DIVERGED;
+            STOPPED, with a checkpoint saved.
     """
     config = cast(DistilConfig, ctx.config)
     optimization = config.optimization
@@ -63,8 +63,8 @@ def run(ctx: StageContext) -> DistilResult:
         read_dialogues(ctx.input(InputRole.ANSWERS), vocab_size=drafter.config.vocab_size),
         sequence_length=optimization.sequence_length,
     )
-    supervised = _supervised_tokens(dialogues, drafter)
-    log.info("dialogues: %s; supervised tokens in the draft vocabulary %d", counts, supervised)
+    draftable = _draftable_tokens(dialogues, drafter)
+    log.info("dialogues: %s; draftable tokens in the draft vocabulary %d", counts, draftable)
     folder = ctx.model(config.target)
     _check_sizes(drafter, folder)
     with process_group(ctx, optimization.precision) as device:
@@ -112,7 +112,7 @@ def run(ctx: StageContext) -> DistilResult:
                 ctx,
                 trained,
                 dialogues=asdict(counts),
-                supervised_tokens_in_draft_vocabulary=supervised,
+                draftable_tokens_in_draft_vocabulary=draftable,
                 simulated_acceptance_length=acceptance_length,
             )
         acceptance_length = from_rank_0(acceptance_length)
@@ -135,16 +135,16 @@ def _dtype(config: DistilConfig) -> torch.dtype:
     return torch.bfloat16 if config.optimization.precision == "BF16" else torch.float32
 
 
-def _supervised_tokens(dialogues: Sequence[Dialogue], drafter: Drafter) -> int:
+def _draftable_tokens(dialogues: Sequence[Dialogue], drafter: Drafter) -> int:
     expressible = drafter.t2d.numpy()
-    supervised = sum(int(expressible[dialogue.answer_ids[1:]].sum()) for dialogue in dialogues)
-    if supervised == 0:
-        raise TrainerError(
+    draftable = sum(int(expressible[dialogue.answer_ids[1:]].sum()) for dialogue in dialogues)
+    if draftable == 0:
+        raise StageError(
             FailureReason.INVALID_DATA,
             f"None of the {len(dialogues)} answers has a token of the drafter's vocabulary "
             f"({drafter.config.draft_vocab_size} tokens): convert the drafter with these answers.",
         )
-    return supervised
+    return draftable
 
 
 def _check_sizes(drafter: Drafter, target: Path) -> None:
@@ -153,7 +153,7 @@ def _check_sizes(drafter: Drafter, target: Path) -> None:
     wanted = (drafter.config.vocab_size, drafter.config.target_hidden_size)
     found = (config["vocab_size"], config["hidden_size"])
     if found != wanted:
-        raise TrainerError(
+        raise StageError(
             FailureReason.INVALID_CONFIG,
             f"The drafter was made for a target with {wanted[0]} tokens and hidden size {wanted[1]}, but this target "
             f"has {found[0]} and {found[1]}: convert a drafter for this target.",

@@ -12,10 +12,10 @@ import torch
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import InputRole, PretrainConfig, PretrainResult
 from osprey_runtime.context import StageContext
+from osprey_runtime.errors import StageError
 from osprey_trainer.data.shards import TokenStream
 from osprey_trainer.data.tokenizer import copy_companions
 from osprey_trainer.data.windows import RandomWindows
-from osprey_trainer.errors import TrainerError
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.objectives import Pretraining
 from osprey_trainer.training import process_group, run_loop, split_of, write_report
@@ -28,9 +28,9 @@ def run(ctx: StageContext) -> PretrainResult:
     """Writes the pretrained backbone.
 
     Raises:
-        TrainerError: INVALID_CONFIG if text and backbone have different tokenizers, or the batch cannot be shared
-            by the processes; INVALID_DATA if the text is shorter than a window; DIVERGED.
-        StageError: STOPPED, with a checkpoint saved.
+        StageError: INVALID_CONFIG if text and backbone have different tokenizers, or the batch cannot be shared
+            by the processes; INVALID_DATA if the text is shorter than a window; DIVERGED;
+            STOPPED, with a checkpoint saved.
     """
     config = cast(PretrainConfig, ctx.config)
     optimization = config.optimization
@@ -39,7 +39,7 @@ def run(ctx: StageContext) -> PretrainResult:
     stream = TokenStream(ctx.input(InputRole.TOKENS))
     rows = len(backbone.embed_tokens.weight)
     if stream.index.vocab_size > rows:
-        raise TrainerError(
+        raise StageError(
             FailureReason.INVALID_CONFIG,
             f"The text has token ids up to {stream.index.vocab_size - 1}, but the backbone has {rows} rows: tokenize "
             "it with the tokenizer of the backbone's source.",

@@ -16,9 +16,9 @@ from osprey_api.sources import HubSource, parse
 from osprey_api.stages import DataToResolve, ModelFacts, PinnedData, ResolveConfig, ResolveResult, StorageLocation
 from osprey_runtime.context import StageContext
 from osprey_runtime.data import pin, rows
+from osprey_runtime.errors import StageError
 from osprey_runtime.models import resolve_model
 from osprey_runtime.store import open_store
-from osprey_trainer.errors import TrainerError
 from osprey_trainer.models.target import default_tapped_layers
 
 _BACKBONE_ARCHITECTURE = "LlamaForCausalLM"
@@ -29,8 +29,8 @@ def run(ctx: StageContext) -> ResolveResult:
     """Pins model and data.
 
     Raises:
-        StageError: the storage cannot be used; the model or data is missing, forbidden or broken.
-        TrainerError: UNSUPPORTED_MODEL by the name of its architecture.
+        StageError: the storage cannot be used; the model or data is missing, forbidden or broken;
+            UNSUPPORTED_MODEL by the name of its architecture.
     """
     config = cast(ResolveConfig, ctx.config)
     storage = ctx.task.storage
@@ -49,14 +49,14 @@ def _check_architecture(uri: str, facts: ModelFacts, *, resource: str) -> None:
     """A backbone's body is computed here; a target is run by transformers, and tapped in three of its layers."""
     if resource.partition("/")[0] == BACKBONE_KIND.lower():
         if facts.architecture != _BACKBONE_ARCHITECTURE:
-            raise TrainerError(
+            raise StageError(
                 FailureReason.UNSUPPORTED_MODEL,
                 f"{uri} is a {facts.architecture}; a backbone can be cut from a {_BACKBONE_ARCHITECTURE} only: name "
                 "another source.",
             )
         return
     if facts.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise TrainerError(
+        raise StageError(
             FailureReason.UNSUPPORTED_MODEL,
             f"{uri} is a {facts.architecture or 'model without an architecture'}, which is no causal language model "
             "that transformers knows: name another target.",

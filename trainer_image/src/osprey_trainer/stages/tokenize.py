@@ -26,8 +26,7 @@ def run(ctx: StageContext) -> TokenizeResult:
 
     Raises:
         StageError: INVALID_DATA for a row without the field, for no text at all, or for data that is not what was
-            resolved.
-        TrainerError: UNSUPPORTED_MODEL if the tokenizer cannot be used.
+            resolved; UNSUPPORTED_MODEL if the tokenizer cannot be used.
     """
     config = cast(TokenizeConfig, ctx.config)
     tokenizer = DocumentTokenizer.load(ctx.model(config.tokenizer, weights=False))
