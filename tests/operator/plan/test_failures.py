@@ -538,6 +538,7 @@ def test_a_doubted_artifact_is_not_vouched_for_by_the_job_that_once_made_it():
     owner.succeed("resolve")
     owner.succeed("regenerate")
     job, pod = owner.job("regenerate"), owner.pods[-1]
+    job["metadata"]["uid"] = pod["metadata"]["ownerReferences"][0]["uid"] = "theirs"
     world = drafter()
     world.resource["metadata"].update(name="other", uid="other")
     world.settle()
@@ -553,6 +554,7 @@ def test_a_doubted_artifact_is_not_vouched_for_by_the_job_that_once_made_it():
     world.wait(20)
     world.pods.remove(stray)
     world.settle()
+    assert pod in world.pods
     assert len([each for each in world.jobs if "regenerate" in each["metadata"]["name"]]) == 2
     assert world.stage("regenerate")["state"] == "Pending"
 
