@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from osprey_trainer import unroll as unrolled
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.unroll import unroll
@@ -70,6 +71,41 @@ def test_every_row_equals_a_row_run_by_itself(trained, slow_drafter, dialogues, 
                 torch.testing.assert_close(outputs[k][b, r].double(), expected, atol=1e-4, rtol=1e-4)
                 compared[k] += 1
     assert compared == [16, 13, 10, 8]
+
+
+@pytest.mark.parametrize("arrangement", ["osprey", "eagle3"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_attention_in_blocks_is_the_same_and_keeps_no_scores(trained, dialogues, monkeypatch, arrangement, bf16):
+    drafter = trained(arrangement)
+    batch = dialogues((4, 60), (12, 43))
+    rows = supervise(batch, drafter.t2d, STEPS).rows
+    scores = len(rows) * drafter.config.body.num_heads * rows.shape[1] * (batch.ids.shape[1] - 1)
+
+    def run() -> tuple[list[torch.Tensor], int]:
+        """Outputs and gradients; elements of the largest tensor that was kept for the gradients."""
+        kept = []
+
+        def keep(tensor):
+            kept.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                outputs = unroll(drafter, batch.ids, batch.states.taps, rows, STEPS)
+            loss = sum(output.float().square().sum() for output in outputs)
+        parameters = [p for p in drafter.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)  # the head is not part of it
+        return [*outputs, *(gradient for gradient in gradients if gradient is not None)], max(kept)
+
+    expected, largest = run()
+    assert largest > scores
+    monkeypatch.setattr(unrolled, "_MANY_SCORES", scores - 1)
+    monkeypatch.setattr(unrolled, "_BLOCK_ROWS", 17)
+    found, largest = run()
+    assert largest < scores / 2
+    for one, other in zip(found, expected, strict=True):
+        tolerance = (5e-2 if bf16 else 1e-5) * float(other.detach().abs().max())
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
 
 
 def test_padding_and_the_future_change_nothing(trained, dialogues):

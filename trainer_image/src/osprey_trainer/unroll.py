@@ -8,13 +8,20 @@ Only what is needed is computed. Rows that are not asked for (the prompt) serve 
 layer they get no query, no output projection and no feed-forward block, and from step 1 on they are not run at all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from osprey_trainer.models.draft import Drafter, DrafterLayer
 from osprey_trainer.models.llama import Attention
+
+_MANY_SCORES = 1 << 26
+"""Scores of more rows and keys than this, 256 MiB in fp32, are formed a block of rows at a time, and once more for the
+gradient: else those of all steps would lie in memory together."""
+_BLOCK_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -107,17 +114,41 @@ def _attend(attention: Attention, queries: Tensor, memory: _Memory, hidden_from:
     Returns:
         [B, R, H].
     """
-    B, _, R, D = queries.shape
-    T = memory.keys.shape[2]
-    kv_heads, group = attention.num_kv_heads, attention.num_heads // attention.num_kv_heads
+    keys, values = memory.keys, memory.values
+    if queries.shape[:3].numel() * keys.shape[2] <= _MANY_SCORES:
+        return attention.output(_mix(queries, hidden_from, keys, values, memory.own))
+    blocks = [slice(start, start + _BLOCK_ROWS) for start in range(0, queries.shape[2], _BLOCK_ROWS)]
+    mixed = [
+        checkpoint(
+            _mix,
+            queries[:, :, rows],
+            hidden_from[:, rows],
+            keys,
+            values,
+            [(own_keys[:, :, rows], own_values[:, :, rows]) for own_keys, own_values in memory.own],
+            use_reentrant=False,
+            preserve_rng_state=False,  # nothing here is random
+        )
+        for rows in blocks
+    ]
+    return attention.output(torch.cat(mixed, dim=2))
+
+
+def _mix(
+    queries: Tensor, hidden_from: Tensor, keys: Tensor, values: Tensor, own: Sequence[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """-> values mixed by attention, [B, heads, R, head_dim]. own: keys and values of the later steps."""
+    B, heads, R, D = queries.shape
+    kv_heads, T = keys.shape[1:3]
+    group = heads // kv_heads
     queries = queries.reshape(B, kv_heads, group, R, D) * D**-0.5
-    scores = queries.reshape(B, kv_heads, group * R, D) @ memory.keys.transpose(-1, -2)
+    scores = queries.reshape(B, kv_heads, group * R, D) @ keys.transpose(-1, -2)
     scores = scores.view(B, kv_heads, group, R, T).float()
     scores = scores.masked_fill(hidden_from[:, None, None], -torch.inf)
-    own = [(queries * keys[:, :, None]).sum(-1, keepdim=True).float() for keys, _ in memory.own]
-    weights = torch.cat([scores, *own], dim=-1).softmax(-1).to(memory.values.dtype)
-    shared = weights[..., :T].reshape(B, kv_heads, group * R, T) @ memory.values
+    own_scores = [(queries * own_keys[:, :, None]).sum(-1, keepdim=True).float() for own_keys, _ in own]
+    weights = torch.cat([scores, *own_scores], dim=-1).softmax(-1).to(values.dtype)
+    shared = weights[..., :T].reshape(B, kv_heads, group * R, T) @ values
     mixed = shared.view(B, kv_heads, group, R, D)
-    for step, (_, values) in enumerate(memory.own):
-        mixed = mixed + weights[..., T + step, None] * values[:, :, None]
-    return attention.output(mixed.view(B, kv_heads * group, R, D))
+    for step, (_, own_values) in enumerate(own):
+        mixed = mixed + weights[..., T + step, None] * own_values[:, :, None]
+    return mixed.view(B, heads, R, D)
