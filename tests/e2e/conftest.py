@@ -86,7 +86,8 @@ class Tenant:
             if value := done():
                 return value
             time.sleep(0.5)
-        pytest.fail(f"{what}: not within {seconds:.0f} s\n{self.story()}")
+        verdict = f"{what}: not within {seconds:.0f} s"
+        pytest.fail(f"{verdict}\n{self.story()}\n{verdict}")  # last, too: of a long log often only the end is kept
 
     def condition(self, kind: str, name: str, condition: str) -> dict[str, Any]:
         """Return a condition of a resource; an empty one before the operator has said anything."""
