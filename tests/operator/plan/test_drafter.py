@@ -312,6 +312,20 @@ def test_servers_stay_as_they_are_while_the_target_is_resolved_anew():
     assert world.stages_with_jobs() == set()
 
 
+def test_a_retry_leaves_a_stage_that_runs_alone():
+    world = drafter()
+    world.settle()
+    for stage in ("resolve", "regenerate", "baseline", "convert"):
+        world.succeed(stage)
+    world.start("distil")
+    uid = world.job("distil")["metadata"]["uid"]
+    world.retry("1")
+    world.settle()
+    world.succeed("resolve")
+    assert world.stages_with_jobs() == {"distil"}
+    assert world.job("distil")["metadata"]["uid"] == uid
+
+
 def move(world, storage):
     """Give a drafter and its backbone another storage."""
     world.observed = replace(world.observed, backbone={**finished_backbone(), "spec": {"storage": storage}})

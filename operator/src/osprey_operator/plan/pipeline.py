@@ -134,13 +134,17 @@ class Pipeline:
         """Return the pinned inputs; None while they are not known for this spec."""
         task = self._task(config, {})
         self.asked = sha256([config.retry, self.storage.endpoint])
-        bad = {StageState.FAILED, StageState.RETRYING}
-        if self.asked_before not in {"", self.asked} and not any(each.state in bad for each in self.previous.values()):
-            self._doubt()  # where one failed, that one is meant, and if it misses an input it says so
+        done = all(entry.state is StageState.SUCCEEDED for entry in self.previous.values())
+        if done and self.asked_before not in {"", self.asked}:
+            self._doubt()  # before that a stage that misses an input says so itself, and one that runs is not disturbed
         before = self.previous.get(StageName.RESOLVE)
         if before is not None and before.fingerprint != task.fingerprint:
             # The user asked anew, by an edit or by the retry annotation: what had failed has another chance.
-            self.previous = {name: entry for name, entry in self.previous.items() if entry.state not in bad}
+            self.previous = {
+                name: entry
+                for name, entry in self.previous.items()
+                if entry.state not in {StageState.FAILED, StageState.RETRYING}
+            }
             self.delete.extend(job for job in self.observed.jobs if self.is_mine(job) and job_failed(job))
         outcome = self._advance(task)
         if outcome is not None and isinstance(outcome.result, ResolveResult):
@@ -150,16 +154,13 @@ class Pipeline:
 
     def _doubt(self) -> None:
         """Have every finished stage look for its artifact again: that of a whole one ends at once."""
-        done = {
-            name
-            for name, entry in self.previous.items()
-            if entry.state is StageState.SUCCEEDED and name is not StageName.RESOLVE
-        }
         self.previous = {
-            name: entry.model_copy(update={"doubted": True}) if name in done else entry
+            name: entry if name is StageName.RESOLVE else entry.model_copy(update={"doubted": True})
             for name, entry in self.previous.items()
         }
-        self.delete.extend(job for job in self.observed.jobs if self.is_mine(job) and label(job, LABEL_STAGE) in done)
+        self.delete.extend(
+            job for job in self.observed.jobs if self.is_mine(job) and label(job, LABEL_STAGE) != StageName.RESOLVE
+        )
 
     def run(self, config: StageConfig, inputs: Mapping[InputRole, ArtifactRef] | None = None) -> ArtifactRef | None:
         """Move on a stage whose inputs are there; return its artifact once it is done."""
