@@ -95,6 +95,7 @@ class Store(Protocol):
 
     def forget_uploads(self, prefix: str, *, older_than: timedelta) -> None:
         """Delete what uploads below a folder left whose process was killed: it is no key, but is paid for."""
+        ...
 
     def probe(self) -> None:
         """Check that the store can be used as artifacts need it.

@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from osprey_api.conditions import FailureReason
@@ -63,6 +64,9 @@ class LocalStore(Store):
         with self._errors():
             for key in keys:
                 self._path(key).unlink(missing_ok=True)
+
+    def forget_uploads(self, prefix: str, *, older_than: timedelta) -> None:
+        """Do nothing: a folder of one machine is its user's to tidy up."""
 
     def probe(self) -> None:
         """Check that the folder can be written."""

@@ -160,7 +160,7 @@ def read_embedding(folder: Path) -> Tensor:
         StageError: CORRUPT_ARTIFACT if there is none; UNSUPPORTED_MODEL if there are several.
     """
     for name in (_EMBEDDING, "lm_head.weight"):
-        found = read_tensors(folder, skip=lambda other, name=name: not f".{other}".endswith(f".{name}"))
+        found = _tensors_that_end_in(name, folder)
         if len(found) > 1:
             raise StageError(
                 FailureReason.UNSUPPORTED_MODEL, f"The target has several embeddings: {', '.join(sorted(found))}."
@@ -168,6 +168,10 @@ def read_embedding(folder: Path) -> Tensor:
         if found:
             return next(iter(found.values()))
     raise StageError(FailureReason.CORRUPT_ARTIFACT, f"{folder.name} has no tensor that ends in {_EMBEDDING}.")
+
+
+def _tensors_that_end_in(ending: str, folder: Path) -> dict[str, Tensor]:
+    return read_tensors(folder, skip=lambda name: not f".{name}".endswith(f".{ending}"))
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
