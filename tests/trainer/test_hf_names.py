@@ -1,6 +1,8 @@
 """Weights between the backbone, the drafter and the checkpoint that SGLang reads."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,6 +103,14 @@ def test_a_drafter_is_served_in_its_targets_dtype(target_config, target_folder, 
     assert config["dtype"] == "bfloat16"
     assert _get_and_verify_dtype(config, "auto") is torch.bfloat16
     assert load_file(tmp_path / "model.safetensors")["fc.weight"].dtype is torch.float32
+
+
+def test_a_drafter_that_does_not_fit_the_disk_is_not_begun(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1000))
+    with pytest.raises(StageError) as error:
+        trained("osprey").save(tmp_path)
+    assert error.value.reason is FailureReason.OUT_OF_DISK
+    assert not list(tmp_path.iterdir())
 
 
 def test_draft_ids_of_a_compressed_vocabulary(trained):

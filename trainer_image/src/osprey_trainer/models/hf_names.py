@@ -14,6 +14,7 @@ In EAGLE-3 it is the other way round: first = embedding, second = context.
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
+from osprey_runtime.store import out_of_disk
 
 TOKEN_ID_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -175,8 +177,14 @@ def _tensors_that_end_in(ending: str, folder: Path) -> dict[str, Tensor]:
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes `config.json` and `model.safetensors`."""
+    """Writes `config.json` and `model.safetensors`.
+
+    Raises:
+        StageError: OUT_OF_DISK if they do not fit.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(folder).free < sum(value.nbytes for value in tensors.values()):
+        raise out_of_disk(folder)
     (folder / "config.json").write_text(json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
     save_file(
         {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()},
