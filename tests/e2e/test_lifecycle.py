@@ -85,7 +85,7 @@ def finished(applied):
         return stage if stage["state"] == "Running" and (stage.get("step") or 0) > 25 else None
 
     running = tenant.until("distil past its first checkpoint", distilling, 600)
-    # The trainer dies at once, while no operator watches: a quick machine would have finished it by the time it is back.
+    # The trainer dies at once, while no operator watches: by the time it is back, a quick machine would have ended.
     pod = pod_of(tenant, running["job"])
     kill_operator(tenant, lambda: tenant.kill(pod, "osprey_trainer distil"))
 

@@ -76,6 +76,8 @@ class Reconciler:
         if await self._executor.write_status(resource, planned.status):
             stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
             for event in planned.events:
+                level = logging.WARNING if event.kind == "Warning" else logging.INFO
+                logger.log(level, "%s: %s: %s", key, event.reason, event.message)
                 await self._executor.emit(resource, event, stamp)
         return planned.requeue_after
 

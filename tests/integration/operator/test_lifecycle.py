@@ -156,6 +156,11 @@ def test_a_killed_operator_goes_on_where_it_was(place, operator):
     entries = place.get("OspreyDrafter", "small")["status"]["stages"]
     assert {entry["attempts"] for entry in entries} == {1}
     assert len(place.list("Deployment")) == 1
+    told = [
+        line for line in operator.log.read_text().splitlines() if f"ospreydrafter/small in {place.namespace}" in line
+    ]
+    assert any("DistilSucceeded" in line for line in told)
+    assert any("DrafterServing" in line for line in told)
 
 
 def test_a_result_lost_with_its_pod_is_asked_for_again(place, operator):
