@@ -258,8 +258,8 @@ def _sweep(store: Store, prefix: str, finished: Manifest) -> None:
     """Delete what is left over. The artifact is complete, so nothing that goes wrong here is a failure."""
     try:
         manifests.sweep(store, prefix, finished)
-    except StageError as error:
-        log.warning("left-over files of %s/%s were not deleted: %s", store.uri, prefix, error.message)
+    except (StageError, OSError) as error:
+        log.warning("left-over files of %s/%s were not deleted: %s", store.uri, prefix, error)
 
 
 def _reused(finished: Manifest, task: StageTask) -> Outcome:

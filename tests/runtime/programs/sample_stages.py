@@ -78,6 +78,8 @@ def distributed(ctx: StageContext, argument: str) -> PruneResult:
         total = torch.tensor([ctx.rank + 1])
         dist.all_reduce(total)
     if rank == str(ctx.rank):
+        while how == "stop" and not (ctx.scratch / "waiting-0").exists():
+            time.sleep(0.01)  # until the other one can hear
         fail(how)
     (ctx.scratch / f"waiting-{ctx.rank}").touch()
     if how == "hang":

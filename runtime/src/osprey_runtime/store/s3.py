@@ -3,7 +3,7 @@
 import secrets
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -158,9 +158,10 @@ class S3Store(Store):
                 now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
                 for begun in page.get("Uploads", ()):
                     if begun["Initiated"] < now - older_than:
-                        self._client.abort_multipart_upload(
-                            Bucket=self._bucket, Key=begun["Key"], UploadId=begun["UploadId"]
-                        )
+                        with suppress(self._client.exceptions.NoSuchUpload):  # somebody else did so
+                            self._client.abort_multipart_upload(
+                                Bucket=self._bucket, Key=begun["Key"], UploadId=begun["UploadId"]
+                            )
 
     def probe(self) -> None:
         """Check that keys can be written, read, listed and deleted here, and that If-None-Match is honoured."""
