@@ -342,9 +342,12 @@ def test_distillation_is_the_discounted_mean_of_the_soft_losses(trained, target,
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-3)
 
 
-def test_distillation_keeps_the_targets_head_in_the_targets_precision(trained, target):
+def test_distillation_keeps_the_targets_head_in_the_targets_precision(trained, target, dialogues):
     objective = Distillation(trained("osprey"), target.head.bfloat16(), steps=2)
     assert objective.teacher_head.dtype is torch.bfloat16
+    log = Log()
+    train(objective, Cycle([dialogues((4, 8))]), settings(steps=20, learning_rate=5e-3, bf16=True), progress=log)
+    assert log.losses[-1] < log.losses[0]
 
 
 def test_distillation_can_leave_embedding_and_head_alone(trained, target):
