@@ -17,6 +17,8 @@ from osprey_api.stages import ATTEMPT_VARIABLE, TASK_VARIABLE, Outcome, StageNam
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1500)]
 OD, OB = "ospreydrafter", "ospreybackbone"
 NAME = "tiny"
+QUICK_TO_GO = {"spec": {"terminationGracePeriodSeconds": 60}}
+"""The usual ten minutes are for long answers; here they would be the time-out of the whole test."""
 RESUMED = r"goes on from the checkpoint of step (\d+)"
 
 
@@ -31,7 +33,7 @@ def applied(tenant, tiny):
     }
     tenant.apply(
         tenant.backbone(text),
-        tenant.drafter(NAME, data, backbone="tiny-2l", serving={"replicas": 1}),
+        tenant.drafter(NAME, data, backbone="tiny-2l", serving={"replicas": 1, "template": QUICK_TO_GO}),
         tenant.drafter("scratch", data),
     )
     return tenant
