@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.models.backbone import Backbone
@@ -19,7 +19,8 @@ from osprey_trainer.vocabulary import Alignment
 VOCAB = 64
 
 
-def tiny_llama(folder: Path, *, layers: int, hidden: int, seed: int, **options) -> Path:
+def tiny_model(folder: Path, *, layers: int, hidden: int, seed: int, family: str = "llama", **options) -> Path:
+    """A random model whose every weight matters: norms are not ones, biases not zeros."""
     torch.manual_seed(seed)
     settings = {
         "vocab_size": VOCAB,
@@ -34,29 +35,29 @@ def tiny_llama(folder: Path, *, layers: int, hidden: int, seed: int, **options) 
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         **options,
     }
-    model = LlamaForCausalLM(LlamaConfig(**settings)).eval()
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**settings)).eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or "bias" in name:
                 value.add_(torch.rand_like(value))
     model.save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def make_llama():
-    return tiny_llama
+def make_model():
+    return tiny_model
 
 
 @pytest.fixture(scope="session")
 def target_folder(tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp("target"), layers=7, hidden=24, seed=1)
+    return tiny_model(tmp_path_factory.mktemp("target"), layers=7, hidden=24, seed=1)
 
 
 @pytest.fixture(scope="session")
 def source_folder(tmp_path_factory):
     """The small language model that backbones are cut from; wider than the target."""
-    return tiny_llama(tmp_path_factory.mktemp("source"), layers=5, hidden=32, seed=2, tie_word_embeddings=True)
+    return tiny_model(tmp_path_factory.mktemp("source"), layers=5, hidden=32, seed=2, tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="session")
@@ -70,9 +71,9 @@ def same_vocabulary(rows: int = VOCAB) -> Alignment:
 
 @pytest.fixture
 def osprey(source_folder, target_config):
-    def make(layers: int) -> Drafter:
+    def make(layers: int, source: Path = source_folder) -> Drafter:
         return Drafter.from_backbone(
-            Backbone.prune(source_folder, layers),
+            Backbone.prune(source, layers),
             same_vocabulary(),
             target_config=target_config,
             tapped_layers=(2, 3, 4),
@@ -90,9 +91,9 @@ def target_config(target_folder):
 def trained(osprey, target_config, target_folder):
     """Drafters whose every weight matters, as after training."""
 
-    def make(arrangement: str, layers: int = 2) -> Drafter:
+    def make(arrangement: str, layers: int = 2, **source: Path) -> Drafter:
         if arrangement == "osprey":
-            drafter = osprey(layers)
+            drafter = osprey(layers, **source)
         else:
             drafter = Drafter.from_scratch(
                 target_config=target_config,
@@ -172,9 +173,9 @@ class SlowDrafter:
                     self._norm(stream, p + "hidden_norm.weight"),
                 ]
             )
-            query = self._heads(p + "self_attn.q_proj.weight", x, position)
-            keys.append(self._heads(p + "self_attn.k_proj.weight", x, position))
-            values.append(self._heads(p + "self_attn.v_proj.weight", x, None))
+            query = self._heads(p + "self_attn.q", x, position)
+            keys.append(self._heads(p + "self_attn.k", x, position))
+            values.append(self._heads(p + "self_attn.v", x, None))
             mixed = []
             for head, q in enumerate(query):
                 shared = head // (self.body.num_heads // self.body.num_kv_heads)
@@ -191,7 +192,10 @@ class SlowDrafter:
         return x / (x.square().mean() + self.body.rms_norm_eps).sqrt() * self.weights[name]
 
     def _heads(self, name: str, x: Tensor, position: int | None) -> list[Tensor]:
-        heads = list((self.weights[name] @ x).split(self.body.head_dim))
+        projected = self.weights[f"{name}_proj.weight"] @ x + self.weights.get(f"{name}_proj.bias", 0)
+        heads = list(projected.split(self.body.head_dim))
+        if f"{name}_norm.weight" in self.weights:
+            heads = [self._norm(head, f"{name}_norm.weight") for head in heads]
         return heads if position is None else [self._turn(head, position) for head in heads]
 
     def _turn(self, head: Tensor, position: int) -> Tensor:

@@ -7,16 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
+from osprey_serving.plugin import checkpoint
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
+from osprey_trainer.models.body import Body, Rotary
 from osprey_trainer.models.draft import Drafter
 from osprey_trainer.models.hf_names import read_embedding
-from osprey_trainer.models.llama import LlamaBody, Rotary
 from osprey_trainer.unroll import unroll
 from osprey_trainer.vocabulary import DraftVocabulary
 
@@ -207,12 +208,13 @@ def test_a_target_with_no_one_embedding_is_refused(tmp_path, names, reason):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_saved_backbone_is_a_hugging_face_model(make_llama, tmp_path, tied):
-    make_llama(tmp_path / "source", layers=3, hidden=32, seed=4, tie_word_embeddings=tied)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_saved_backbone_is_a_hugging_face_model(make_model, tmp_path, family, tied):
+    make_model(tmp_path / "source", family=family, layers=3, hidden=32, seed=4, head_dim=8, tie_word_embeddings=tied)
     backbone = Backbone.prune(tmp_path / "source", 2)
     backbone.save(tmp_path / "backbone")
     ids = torch.arange(20)[None]
-    hf = LlamaForCausalLM.from_pretrained(tmp_path / "backbone").eval()
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path / "backbone").eval()
     reloaded = Backbone.load(tmp_path / "backbone")
     with torch.no_grad():
         logits = backbone(ids) @ backbone.head_weight.T
@@ -220,8 +222,8 @@ def test_a_saved_backbone_is_a_hugging_face_model(make_llama, tmp_path, tied):
         assert torch.equal(reloaded(ids), backbone(ids))
 
 
-def test_a_source_with_an_unknown_tensor_is_refused(make_llama, tmp_path):
-    make_llama(tmp_path, layers=3, hidden=32, seed=4)
+def test_a_source_with_an_unknown_tensor_is_refused(make_model, tmp_path):
+    make_model(tmp_path, layers=3, hidden=32, seed=4)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(48)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -238,14 +240,17 @@ def test_impossible_pruning(source_folder, layers, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "only 'llama' bodies"),
+        ({"model_type": "gpt2"}, "supported are llama, mistral, qwen2, qwen3"),
         ({"attention_bias": True}, "attention_bias=True"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"model_type": "mistral", "sliding_window": 64}, "sliding-window"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1.0}}, "changes with the length"),
     ],
 )
-def test_bodies_that_are_not_plain_llama(target_config, change, message):
+def test_bodies_that_are_not_computed_here(target_config, change, message):
     with pytest.raises(StageError, match=message) as error:
-        LlamaBody.from_hf(target_config | change)
+        Body.from_hf(target_config | change)
     assert error.value.reason is FailureReason.UNSUPPORTED_MODEL
 
 
@@ -259,14 +264,14 @@ LLAMA3 = {
 
 
 @pytest.mark.parametrize("schema", ["new", "old"])
-def test_scaled_rope_is_transformers_own_in_both_schemas(make_llama, tmp_path, schema):
-    make_llama(tmp_path, layers=3, hidden=32, seed=4, rope_parameters=LLAMA3 | {"rope_theta": 1000.0})
+def test_scaled_rope_is_transformers_own_in_both_schemas(make_model, tmp_path, schema):
+    make_model(tmp_path, layers=3, hidden=32, seed=4, rope_parameters=LLAMA3 | {"rope_theta": 1000.0})
     hf = LlamaForCausalLM.from_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     if schema == "old":
         del config["rope_parameters"]
         config |= {"rope_theta": 1000.0, "rope_scaling": LLAMA3}
-    body = LlamaBody.from_hf(config)
+    body = Body.from_hf(config)
     positions = torch.arange(0, 128, 7)
     expected = LlamaRotaryEmbedding(hf.config)(torch.zeros(1), positions[None])
     for found, value in zip(Rotary(body)(positions), expected, strict=True):
@@ -274,4 +279,46 @@ def test_scaled_rope_is_transformers_own_in_both_schemas(make_llama, tmp_path, s
     written = body.to_hf()
     assert written["rope_theta"] == 1000.0
     assert written["rope_scaling"] == LLAMA3
-    assert LlamaBody.from_hf({k: v for k, v in written.items() if k != "rope_parameters"}) == body
+    assert Body.from_hf({k: v for k, v in written.items() if k != "rope_parameters"}) == body
+
+
+@pytest.mark.parametrize(
+    ("family", "published"),
+    [
+        ("mistral", ("LlamaForCausalLMEagle3", set())),
+        ("qwen2", ("LlamaForCausalLMEagle3", {"q_proj.bias", "k_proj.bias", "v_proj.bias"})),
+        ("qwen3", ("Qwen3ForCausalLMEagle3", {"q_norm.weight", "k_norm.weight"})),
+    ],
+)
+def test_the_published_checkpoint_of_other_families(make_model, osprey, tmp_path, family, published):
+    architecture, tensors = published
+    source = make_model(tmp_path / "source", family=family, layers=2, hidden=32, seed=4, head_dim=8)
+    drafter = osprey(2, source)
+    drafter.save(tmp_path / "drafter")
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    assert config["architectures"] == [architecture]
+    names = load_file(tmp_path / "drafter" / "model.safetensors").keys()
+    marked = {name.removeprefix("layers.1.self_attn.") for name in names if name.startswith("layers.1.self_attn.")}
+    assert marked == tensors | {f"{part}_proj.weight" for part in "qkvo"}
+    assert checkpoint.check(tmp_path / "drafter")["model_type"] == config["model_type"]
+    reloaded = Drafter.load(tmp_path / "drafter")
+    assert reloaded.config == drafter.config
+    assert all(torch.equal(value, reloaded.state_dict()[name]) for name, value in drafter.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "qwen3_moe"},
+        {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"rope_theta": 500.0}, "sliding": {}}},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}},
+    ],
+)
+def test_eagle3_from_scratch_is_a_llama_block_of_any_targets_sizes(target_config, target_folder, change):
+    embedding = read_embedding(target_folder)
+    drafter = Drafter.from_scratch(
+        target_config=target_config | change, target_embedding=embedding, tapped_layers=(2, 3, 4), seed=1
+    )
+    body = drafter.config.body
+    assert (body.family, body.num_layers, body.hidden_size, body.head_dim) == ("llama", 1, 24, 12)
+    assert body.rope == {"rope_type": "default", "rope_theta": 500.0}

@@ -110,8 +110,8 @@ def test_impossible_taps(target_folder, layers):
     assert error.value.reason is FailureReason.INVALID_CONFIG
 
 
-def test_a_target_that_bends_its_logits_is_refused(make_llama, tmp_path):
-    make_llama(tmp_path, layers=3, hidden=24, seed=1)
+def test_a_target_that_bends_its_logits_is_refused(make_model, tmp_path):
+    make_model(tmp_path, layers=3, hidden=24, seed=1)
     config = json.loads((tmp_path / "config.json").read_text()) | {"final_logit_softcapping": 30.0}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(StageError, match="final_logit_softcapping"):

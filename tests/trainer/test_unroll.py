@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from osprey_trainer import unroll as unrolled
 from osprey_trainer.masks import supervise
@@ -12,18 +12,26 @@ from osprey_trainer.unroll import unroll
 STEPS = 4
 
 
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3"])
+def source(make_model, tmp_path_factory, request):
+    """The small language model that backbones are cut from, of each family."""
+    folder = tmp_path_factory.mktemp("source")
+    heads = {} if request.param != "qwen2" else {"head_dim": 8}  # it has none of its own
+    return make_model(folder, family=request.param, layers=5, hidden=32, seed=2, tie_word_embeddings=True, **heads)
+
+
 @pytest.mark.parametrize("layers", [1, 2, 4])
 @pytest.mark.parametrize("rows", ["supervised", "all"])
-def test_at_initialisation_every_step_is_the_backbone(osprey, source_folder, dialogues, layers, rows):
+def test_at_initialisation_every_step_is_the_backbone(osprey, source, dialogues, layers, rows):
     batch = dialogues((5, 12), (9, 6), (1, 17))
-    drafter = osprey(layers)
+    drafter = osprey(layers, source)
     chosen = supervise(batch, drafter.t2d, STEPS).rows
     if rows == "all":
         chosen = torch.arange(batch.ids.shape[1] - 1).expand(len(batch.ids), -1)
 
     with torch.no_grad():
         outputs = unroll(drafter, batch.ids, batch.states.taps * 5, chosen, STEPS)
-        expected = Backbone.prune(source_folder, layers)(batch.ids[:, 1:])
+        expected = Backbone.prune(source, layers)(batch.ids[:, 1:])
 
     compared = 0
     for k, output in enumerate(outputs):
@@ -35,20 +43,20 @@ def test_at_initialisation_every_step_is_the_backbone(osprey, source_folder, dia
     assert compared > 100
 
 
-def test_the_backbone_is_the_source_cut_short(source_folder):
-    hf = LlamaForCausalLM.from_pretrained(source_folder).eval()
+def test_the_backbone_is_the_source_cut_short(source):
+    hf = AutoModelForCausalLM.from_pretrained(source).eval()
     hf.model.layers = hf.model.layers[:2]
     ids = torch.randint(64, (2, 19), generator=torch.Generator().manual_seed(0))
-    backbone = Backbone.prune(source_folder, 2)
+    backbone = Backbone.prune(source, 2)
     with torch.no_grad():
         logits = backbone(ids) @ backbone.head_weight.T
         torch.testing.assert_close(logits, hf(ids, use_cache=False).logits, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("arrangement", "layers"), [("osprey", 1), ("osprey", 3), ("eagle3", 1)])
-def test_every_row_equals_a_row_run_by_itself(trained, slow_drafter, dialogues, arrangement, layers):
+@pytest.mark.parametrize("made", [("osprey", 1), ("osprey", 3), ("eagle3", 1)])
+def test_every_row_equals_a_row_run_by_itself(trained, slow_drafter, source, dialogues, made):
     batch = dialogues((4, 7), (2, 9), (6, 3))
-    drafter = trained(arrangement, layers)
+    drafter = trained(*made, source=source)
     supervision = supervise(batch, drafter.t2d, STEPS)
     with torch.no_grad():
         outputs = unroll(drafter, batch.ids, batch.states.taps, supervision.rows, STEPS)

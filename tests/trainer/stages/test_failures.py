@@ -75,8 +75,8 @@ def test_a_broken_row_ends_resolve_with_file_and_line(machine, refused, data, li
 
 
 def test_a_backbone_of_another_architecture_is_refused_by_name(machine, refused, claims):
-    other = source_with(claims, "qwen", architectures=["Qwen3ForCausalLM"], model_type="qwen3")
-    refused(machine.resolve(model=other), FailureReason.UNSUPPORTED_MODEL, "Qwen3ForCausalLM", "LlamaForCausalLM")
+    other = source_with(claims, "gpt", architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    refused(machine.resolve(model=other), FailureReason.UNSUPPORTED_MODEL, "GPT2LMHeadModel", "LlamaForCausalLM")
     machine.done(machine.resolve(model=other, data=(), resource="ospreydrafter/owl"))
     refused(machine.prune(source=other), FailureReason.UNSUPPORTED_MODEL, "'qwen3'")
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from osprey_trainer.models.body import Attention
 from osprey_trainer.models.draft import Drafter, DrafterLayer
-from osprey_trainer.models.llama import Attention
 
 _MANY_SCORES = 1 << 26
 """Scores of more rows and keys than this, 256 MiB in fp32, are formed a block of rows at a time, and once more for the

@@ -120,9 +120,20 @@ def expected_tensors(config: Mapping[str, Any]) -> Shapes:
             f"{block}.mlp.up_proj.weight": (I, H),
             f"{block}.mlp.down_proj.weight": (H, I),
         }
+        if has_qkv_bias(config):
+            shapes |= {
+                f"{block}.self_attn.q_proj.bias": (queries,),
+                f"{block}.self_attn.k_proj.bias": (keys,),
+                f"{block}.self_attn.v_proj.bias": (keys,),
+            }
         if has_head_norms(config):
             shapes |= {f"{block}.self_attn.{name}.weight": (D,) for name in ("q_norm", "k_norm")}
     return shapes
+
+
+def has_qkv_bias(config: Mapping[str, Any]) -> bool:
+    """Whether the projections to queries, keys and values add a bias, as in Qwen2."""
+    return config.get("model_type") == "qwen2"
 
 
 def has_head_norms(config: Mapping[str, Any]) -> bool:

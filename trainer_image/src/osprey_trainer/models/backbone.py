@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer.models import hf_names
-from osprey_trainer.models.llama import Attention, LlamaBody, Mlp, RMSNorm, Rotary
+from osprey_trainer.models.body import Attention, Body, Mlp, RMSNorm, Rotary
 
 
 class BackboneLayer(nn.Module):
-    """A plain Llama decoder block."""
+    """A plain decoder block."""
 
-    def __init__(self, body: LlamaBody) -> None:
+    def __init__(self, body: Body) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(body.hidden_size, body.rms_norm_eps)
         self.self_attn = Attention(body, body.hidden_size)
@@ -42,7 +42,7 @@ class Backbone(nn.Module):
     def __init__(self, hf_config: Mapping[str, Any]) -> None:
         super().__init__()
         self.hf_config = dict(hf_config)
-        self.body = body = LlamaBody.from_hf(hf_config)
+        self.body = body = Body.from_hf(hf_config)
         vocab_size = hf_config["vocab_size"]
         self.embed_tokens = nn.Embedding(vocab_size, body.hidden_size)
         self.layers = nn.ModuleList(BackboneLayer(body) for _ in range(body.num_layers))
@@ -60,24 +60,27 @@ class Backbone(nn.Module):
             StageError: INVALID_CONFIG if it has fewer blocks; UNSUPPORTED_MODEL, CORRUPT_ARTIFACT.
         """
         config = hf_names.read_config(folder)
-        available = LlamaBody.from_hf(config).num_layers
+        available = Body.from_hf(config).num_layers
         if not 1 <= layers <= available:
             raise StageError(
                 FailureReason.INVALID_CONFIG,
                 f"layers is {layers}, but the source has {available} blocks; choose 1 to {available}.",
             )
-        backbone = cls(config | {"num_hidden_layers": layers})
+        kept = {"num_hidden_layers": layers}
+        if config.get("layer_types"):
+            kept["layer_types"] = config["layer_types"][:layers]
+        backbone = cls(config | kept)
         tensors = hf_names.read_tensors(folder, skip=lambda name: hf_names.is_pruned(name, layers))
         hf_names.load_exactly(backbone, hf_names.backbone_from_hf(tensors, backbone.hf_config), folder)
         return backbone
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Reads what `save` wrote, or any small Llama, in fp32."""
+        """Reads what `save` wrote, or any small model of a supported family, in fp32."""
         return cls.prune(folder, hf_names.read_config(folder)["num_hidden_layers"])
 
     def save(self, folder: Path) -> None:
-        """Writes `config.json` and `model.safetensors`, in fp32, as Hugging Face's LlamaForCausalLM reads them."""
+        """Writes `config.json` and `model.safetensors`, in fp32, as transformers reads them."""
         config = self.hf_config | {"dtype": "float32"}
         hf_names.write_folder(folder, config, hf_names.backbone_to_hf(self.state_dict()))
 

@@ -1,4 +1,4 @@
-"""The drafter: a Llama body whose attention also sees a context made of the target's hidden states.
+"""The drafter: a Llama-type body whose attention also sees a context made of the target's hidden states.
 
 In every layer the attention input is cat(input_layernorm(first), hidden_norm(stream)), 2H wide:
 
@@ -24,10 +24,12 @@ from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer.models import hf_names
 from osprey_trainer.models.backbone import Backbone
-from osprey_trainer.models.llama import Attention, LlamaBody, Mlp, RMSNorm, Rotary
+from osprey_trainer.models.body import Attention, Body, Family, Mlp, RMSNorm, Rotary
 from osprey_trainer.vocabulary import Alignment, DraftVocabulary
 
 _INITIALISER_STD = 0.02
+_ARCHITECTURE_OF = {Family.QWEN3: "Qwen3ForCausalLMEagle3"}
+"""Under which drafters are published; all others are called after Llama."""
 
 
 class Arrangement(StrEnum):
@@ -52,7 +54,7 @@ class DraftConfig:
     """
 
     arrangement: Arrangement
-    body: LlamaBody
+    body: Body
     vocab_size: int
     draft_vocab_size: int
     target_hidden_size: int
@@ -64,7 +66,7 @@ class DraftConfig:
 class DrafterLayer(nn.Module):
     """One decoder block with a 2H-wide attention input."""
 
-    def __init__(self, body: LlamaBody) -> None:
+    def __init__(self, body: Body) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(body.hidden_size, body.rms_norm_eps)
         self.hidden_norm = RMSNorm(body.hidden_size, body.rms_norm_eps)
@@ -153,13 +155,12 @@ class Drafter(nn.Module):
         """The EAGLE-3 baseline: one layer of the target's sizes, its embedding copied, all else random.
 
         Args:
-            target_config: the target's `config.json`; its body must be of the Llama type.
+            target_config: the target's `config.json`.
             target_embedding: [V, Ht].
             tapped_layers: "input to layer j" convention.
             seed: of the random weights.
         """
-        text = text_config(target_config)
-        body = dataclasses.replace(LlamaBody.from_hf(text), num_layers=1)
+        body = Body.one_layer_like(text_config(target_config))
         drafter = cls(_config(Arrangement.EAGLE3, body, target_config, tapped_layers))
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -226,7 +227,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _config(
-    arrangement: Arrangement, body: LlamaBody, target: Mapping[str, Any], tapped_layers: tuple[int, ...]
+    arrangement: Arrangement, body: Body, target: Mapping[str, Any], tapped_layers: tuple[int, ...]
 ) -> DraftConfig:
     text = text_config(target)
     return DraftConfig(
@@ -250,7 +251,7 @@ def _config_to_json(config: DraftConfig) -> dict[str, Any]:
     return {
         **config.body.to_hf(),
         **config.token_ids,
-        "architectures": ["LlamaForCausalLMEagle3"],
+        "architectures": [_ARCHITECTURE_OF.get(config.body.family, "LlamaForCausalLMEagle3")],
         "dtype": config.dtype,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
@@ -271,7 +272,7 @@ def _config_from_json(fields: Mapping[str, Any]) -> DraftConfig:
         swapped = fields.get("swap_h_and_emb", False)
         return DraftConfig(
             arrangement=Arrangement.OSPREY if swapped else Arrangement.EAGLE3,
-            body=LlamaBody.from_hf(fields),
+            body=Body.from_hf(fields),
             vocab_size=fields["vocab_size"],
             draft_vocab_size=fields["draft_vocab_size"],
             target_hidden_size=fields.get("target_hidden_size") or fields["hidden_size"],

@@ -2,7 +2,7 @@
 
 Three sets of names meet here:
 
-* Hugging Face's LlamaForCausalLM, from which a backbone comes: `model.layers.{i}...`, `lm_head.weight`;
+* Hugging Face's causal LMs of Llama's kind, from which a backbone comes: `model.layers.{i}...`, `lm_head.weight`;
 * the modules of this package: `layers.{i}...`;
 * published drafters, as SGLang reads them: `midlayer...` for a single layer, else `layers.{i}...`.
 
@@ -40,6 +40,10 @@ _MOVED = {  # of a backbone's layer -> of an Osprey drafter's layer, shape uncha
     "mlp.up_proj.weight": "mlp.up_proj.weight",
     "mlp.down_proj.weight": "mlp.down_proj.weight",
 }
+_MOVED_WHERE_THERE_IS_ONE = (  # Qwen2's biases, Qwen3's norms of heads: behind the projections, so unchanged
+    *(f"self_attn.{part}_proj.bias" for part in "qkv"),
+    *(f"self_attn.{part}_norm.weight" for part in "qk"),
+)
 _EXPANDED = tuple(f"self_attn.{part}_proj.weight" for part in "qkv")
 
 
@@ -53,7 +57,7 @@ def is_pruned(name: str, layers: int) -> bool:
 
 
 def backbone_from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors of a Hugging Face Llama -> state dict of `Backbone`."""
+    """Tensors of a Hugging Face causal LM -> state dict of `Backbone`."""
     state = {name.removeprefix("model."): value for name, value in tensors.items()}
     if config.get("tie_word_embeddings", False):
         state.pop("lm_head.weight", None)  # some files repeat the tied tensor
@@ -61,7 +65,7 @@ def backbone_from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -
 
 
 def backbone_to_hf(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State dict of `Backbone` -> tensors of a Hugging Face Llama."""
+    """State dict of `Backbone` -> tensors of a Hugging Face causal LM."""
     return {name if name.startswith("lm_head.") else f"model.{name}": value for name, value in state.items()}
 
 
@@ -81,6 +85,9 @@ def drafter_from_backbone(
         prefix = f"layers.{layer}."
         for source, destination in _MOVED.items():
             drafter[prefix + destination] = state[prefix + source]
+        for name in _MOVED_WHERE_THERE_IS_ONE:
+            if prefix + name in state:
+                drafter[prefix + name] = state[prefix + name]
         for name in _EXPANDED:
             weight = state[prefix + name]
             drafter[prefix + name] = torch.cat([torch.zeros_like(weight), weight], dim=1)

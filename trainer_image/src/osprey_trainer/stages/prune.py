@@ -17,7 +17,7 @@ def run(ctx: StageContext) -> PruneResult:
     """Writes the pruned LM.
 
     Raises:
-        StageError: INVALID_CONFIG if the source has fewer blocks; UNSUPPORTED_MODEL if it is not of the Llama type;
+        StageError: INVALID_CONFIG if the source has fewer blocks; UNSUPPORTED_MODEL if its family is not supported;
             CORRUPT_ARTIFACT if its weights do not fit its config.
     """
     config = cast(PruneConfig, ctx.config)

@@ -21,7 +21,7 @@ from osprey_runtime.models import resolve_model
 from osprey_runtime.store import open_store
 from osprey_trainer.models.target import default_tapped_layers
 
-_BACKBONE_ARCHITECTURE = "LlamaForCausalLM"
+_BACKBONE_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _HUB_ROWS = 100
 
 
@@ -48,11 +48,11 @@ def run(ctx: StageContext) -> ResolveResult:
 def _check_architecture(uri: str, facts: ModelFacts, *, resource: str) -> None:
     """A backbone's body is computed here; a target is run by transformers, and tapped in three of its layers."""
     if resource.partition("/")[0] == BACKBONE_KIND.lower():
-        if facts.architecture != _BACKBONE_ARCHITECTURE:
+        if facts.architecture not in _BACKBONE_ARCHITECTURES:
             raise StageError(
                 FailureReason.UNSUPPORTED_MODEL,
-                f"{uri} is a {facts.architecture}; a backbone can be cut from a {_BACKBONE_ARCHITECTURE} only: name "
-                "another source.",
+                f"{uri} is a {facts.architecture}; a backbone can be cut from a {', '.join(_BACKBONE_ARCHITECTURES)}: "
+                "name another source.",
             )
         return
     if facts.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():

@@ -82,7 +82,7 @@ class OspreyLayer(LlamaDecoderLayer):  # type: ignore[misc]
             attention.head_dim,
             attention.total_num_heads,
             attention.total_num_kv_heads,
-            bias=False,
+            bias=checkpoint.has_qkv_bias(config.to_dict()),
             quant_config=quant_config,
             prefix=add_prefix("self_attn.qkv_proj", prefix),
         )

@@ -1,10 +1,12 @@
-"""The parts of a Llama body that the backbone and the drafter share.
+"""The parts of a Llama-type body that the backbone and the drafter share: Llama, Mistral, Qwen2, Qwen3.
 
-Attributes are named as in Hugging Face Llama checkpoints, so a state dict needs no second set of names.
+Attributes are named as in Hugging Face checkpoints of these, so a state dict needs no second set of names.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -19,16 +21,33 @@ from osprey_runtime.errors import StageError
 # Types whose frequencies do not depend on the length of the sequence that is being run: the trainer and the
 # server then agree whatever the batch.
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+_RMS_NORM_EPS = 1e-6
+"""Of a target that has no RMSNorm of its own."""
+
+
+class Family(StrEnum):
+    """What distinguishes the bodies: nothing, biases of the QKV projections, or norms of each query and key head."""
+
+    LLAMA = "llama"
+    QWEN2 = "qwen2"
+    QWEN3 = "qwen3"
+
+
+_FAMILY_OF = {"llama": Family.LLAMA, "mistral": Family.LLAMA, "qwen2": Family.QWEN2, "qwen3": Family.QWEN3}
+"""By `model_type`. A Mistral that sees its whole context is a Llama."""
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
+"""What all bodies here have in common, where a config says it at all."""
 
 
 @dataclass(frozen=True)
-class LlamaBody:
-    """Sizes of a Llama-type body; enough to build its layers.
+class Body:
+    """Sizes of a body; enough to build its layers.
 
     Attributes:
         rope: the `rope_parameters` of transformers 5 (`rope_type`, `rope_theta`, and what the type needs).
     """
 
+    family: Family
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -40,44 +59,74 @@ class LlamaBody:
     rope: Mapping[str, Any]
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> "LlamaBody":
+    def from_hf(cls, config: Mapping[str, Any]) -> "Body":
         """Reads the fields of a `config.json`, old RoPE schema (`rope_theta`, `rope_scaling`) or new.
 
         Raises:
-            StageError: UNSUPPORTED_MODEL when the body is not the plain Llama that this module computes.
+            StageError: UNSUPPORTED_MODEL when the body is none that this module computes.
         """
-        if config.get("model_type") != "llama":
+        family = _FAMILY_OF.get(config.get("model_type", ""))
+        if family is None:
             raise StageError(
                 FailureReason.UNSUPPORTED_MODEL,
-                f"The body is of model type {config.get('model_type')!r}; only 'llama' bodies are supported. "
-                "Choose a Llama-type source, or leave the backbone out to train EAGLE-3 from scratch.",
+                f"The body is of model type {config.get('model_type')!r}; supported are {', '.join(_FAMILY_OF)}. "
+                "Choose a source of one of these, or leave the backbone out to train EAGLE-3 from scratch.",
             )
-        for field, expected in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
+        for field, expected in _FIXED.items():
             if config.get(field, expected) != expected:
                 raise StageError(
                     FailureReason.UNSUPPORTED_MODEL,
                     f"The body has {field}={config[field]!r}; only {field}={expected!r} is supported.",
                 )
+        _refuse_a_window(config)
+        return dataclasses.replace(
+            cls._of_sizes(config), family=family, num_layers=config["num_hidden_layers"], rope=rope_parameters(config)
+        )
+
+    @classmethod
+    def one_layer_like(cls, target: Mapping[str, Any]) -> "Body":
+        """A Llama block of a target's sizes, whatever the target's own blocks are: what EAGLE-3 trains from scratch.
+
+        RoPE angles that depend on the length of the sequence are replaced by plain ones of the same base.
+        """
+        rope = _rope_fields(target)
+        if rope["rope_type"] not in _STATIC_ROPE:
+            rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        return dataclasses.replace(cls._of_sizes(target), rope=rope)
+
+    @classmethod
+    def _of_sizes(cls, config: Mapping[str, Any]) -> "Body":
         heads = config["num_attention_heads"]
         return cls(
+            family=Family.LLAMA,
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
+            num_layers=1,
             num_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            rms_norm_eps=config["rms_norm_eps"],
+            rms_norm_eps=config.get("rms_norm_eps", _RMS_NORM_EPS),
             max_position_embeddings=config["max_position_embeddings"],
-            rope=rope_parameters(config),
+            rope={},
         )
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the projections to queries, keys and values add a bias, as in Qwen2."""
+        return self.family is Family.QWEN2
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Whether each query and key head is normed before it is rotated, as in Qwen3."""
+        return self.family is Family.QWEN3
 
     def to_hf(self) -> dict[str, Any]:
         """The fields of a `config.json`, RoPE in both schemas: engines of either age read the same angles."""
         scaling = {key: value for key, value in self.rope.items() if key != "rope_theta"}
         return {
-            "model_type": "llama",
+            "model_type": str(self.family),
             "hidden_act": "silu",
-            "attention_bias": False,
+            "attention_bias": False,  # Qwen2's are implied by its type; this would mean one on the output as well
             "mlp_bias": False,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -93,21 +142,39 @@ class LlamaBody:
         }
 
 
+def _refuse_a_window(config: Mapping[str, Any]) -> None:
+    """A layer that sees only the last tokens is another model; Qwen's configs name a window that is off."""
+    limit = config["max_position_embeddings"]
+    on = config.get("model_type") == "mistral" and (config.get("sliding_window") or limit) < limit
+    if on or set(config.get("layer_types") or ()) - {"full_attention"}:
+        raise StageError(
+            FailureReason.UNSUPPORTED_MODEL,
+            "The body has sliding-window attention, which is not supported: choose a source whose layers see the whole "
+            "context.",
+        )
+
+
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE of a `config.json` in the schema of transformers 5.
 
     Raises:
         StageError: UNSUPPORTED_MODEL for a type whose angles depend on the length of the batch.
     """
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    rope.setdefault("rope_type", rope.pop("type", "default"))
-    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    rope = _rope_fields(config)
     if rope["rope_type"] not in _STATIC_ROPE:
         raise StageError(
             FailureReason.UNSUPPORTED_MODEL,
             f"RoPE type {rope['rope_type']!r} changes with the length of the sequence; "
             f"supported types are {', '.join(sorted(_STATIC_ROPE))}.",
         )
+    return rope
+
+
+def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = dict(found.get("full_attention", found))  # Gemma 3 has a set for each kind of layer
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     return rope
 
 
@@ -130,7 +197,7 @@ class Rotary(nn.Module):
 
     inv_freq: Tensor
 
-    def __init__(self, body: LlamaBody) -> None:
+    def __init__(self, body: Body) -> None:
         super().__init__()
         # Sizes that do not matter for RoPE are left at their defaults: LlamaConfig refuses a hidden size that
         # is no multiple of the heads, which an explicit head_dim allows.
@@ -160,22 +227,26 @@ def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
 class Attention(nn.Module):
     """Projections of grouped-query attention; `input_size` is H for a backbone and 2H for a drafter."""
 
-    def __init__(self, body: LlamaBody, input_size: int) -> None:
+    def __init__(self, body: Body, input_size: int) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = body.num_heads, body.num_kv_heads, body.head_dim
         query_size, kv_size = body.num_heads * body.head_dim, body.num_kv_heads * body.head_dim
-        self.q_proj = nn.Linear(input_size, query_size, bias=False)
-        self.k_proj = nn.Linear(input_size, kv_size, bias=False)
-        self.v_proj = nn.Linear(input_size, kv_size, bias=False)
+        self.q_proj = nn.Linear(input_size, query_size, bias=body.has_qkv_bias)
+        self.k_proj = nn.Linear(input_size, kv_size, bias=body.has_qkv_bias)
+        self.v_proj = nn.Linear(input_size, kv_size, bias=body.has_qkv_bias)
         self.o_proj = nn.Linear(query_size, body.hidden_size, bias=False)
+        self.q_norm = RMSNorm(body.head_dim, body.rms_norm_eps) if body.has_head_norms else None
+        self.k_norm = RMSNorm(body.head_dim, body.rms_norm_eps) if body.has_head_norms else None
 
     def queries(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
         """x: [B, T, input_size] -> rotated queries [B, heads, T, head_dim]."""
-        return rotate(self._heads(self.q_proj(x), self.num_heads), cos_sin)
+        queries = self._heads(self.q_proj(x), self.num_heads)
+        return rotate(queries if self.q_norm is None else self.q_norm(queries), cos_sin)
 
     def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """x: [B, T, input_size] -> rotated keys and values, each [B, kv_heads, T, head_dim]."""
-        keys = rotate(self._heads(self.k_proj(x), self.num_kv_heads), cos_sin)
+        keys = self._heads(self.k_proj(x), self.num_kv_heads)
+        keys = rotate(keys if self.k_norm is None else self.k_norm(keys), cos_sin)
         return keys, self._heads(self.v_proj(x), self.num_kv_heads)
 
     def causal(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -198,7 +269,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Gated feed-forward block."""
 
-    def __init__(self, body: LlamaBody) -> None:
+    def __init__(self, body: Body) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(body.hidden_size, body.intermediate_size, bias=False)
         self.up_proj = nn.Linear(body.hidden_size, body.intermediate_size, bias=False)
