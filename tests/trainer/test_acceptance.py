@@ -1,5 +1,7 @@
 """Simulated acceptance against real speculation: the drafter run again and again on its own predictions."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -41,7 +43,7 @@ def good_drafter(trained, target):
         drafter = trained(arrangement)
         keep = torch.arange(64) % 9 != 0
         drafter = drafter.with_draft_vocabulary(DraftVocabulary(keep.nonzero().flatten(), 64, 1.0))
-        objective = Distillation(drafter, target.head * 4, steps=STEPS)
+        objective = Distillation(drafter, dataclasses.replace(target.head, scale=4.0), steps=STEPS)
         optimizer = torch.optim.AdamW(objective.parameters(), lr=3e-3)
         for _ in range(60):
             optimizer.zero_grad()

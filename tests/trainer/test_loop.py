@@ -322,7 +322,7 @@ def test_distillation_is_the_discounted_mean_of_the_soft_losses(trained, target,
 
     everywhere = torch.arange(batch.ids.shape[1] - 1).expand(2, -1)
     outputs = unroll(drafter, batch.ids, batch.states.taps, everywhere, 3)
-    p = (batch.states.last_hidden @ target.head[keep].T).softmax(-1)
+    p = (batch.states.last_hidden @ target.head.weight[keep].T).softmax(-1)
     expected = torch.zeros(())
     for k, output in enumerate(outputs):
         log_q = (output @ drafter.lm_head.weight.T).log_softmax(-1)
@@ -343,8 +343,8 @@ def test_distillation_is_the_discounted_mean_of_the_soft_losses(trained, target,
 
 
 def test_distillation_keeps_the_targets_head_in_the_targets_precision(trained, target, dialogues):
-    objective = Distillation(trained("osprey"), target.head.bfloat16(), steps=2)
-    assert objective.teacher_head.dtype is torch.bfloat16
+    objective = Distillation(trained("osprey"), target.head.to(torch.bfloat16), steps=2)
+    assert objective.teacher_weight.dtype is torch.bfloat16
     log = Log()
     train(objective, Cycle([dialogues((4, 8))]), settings(steps=20, learning_rate=5e-3, bf16=True), progress=log)
     assert log.losses[-1] < log.losses[0]

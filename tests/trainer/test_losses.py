@@ -5,6 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from osprey_trainer.losses import chunked, eager
+from osprey_trainer.teacher_head import TeacherHead
 
 ROWS, HIDDEN, TEACHER, VOCAB = 37, 16, 12, 101
 
@@ -16,7 +17,7 @@ def tensors():
         "hidden": torch.randn(ROWS, HIDDEN, generator=g),
         "head": torch.randn(VOCAB, HIDDEN, generator=g),
         "teacher_hidden": torch.randn(ROWS, TEACHER, generator=g),
-        "teacher_head": torch.randn(VOCAB, TEACHER, generator=g),
+        "teacher_head": TeacherHead(torch.randn(VOCAB, TEACHER, generator=g), scale=0.5, cap=2.0),
         "labels": torch.randint(VOCAB, (ROWS,), generator=g),
         "weight": torch.rand(ROWS, generator=g) / ROWS,
     }
@@ -51,7 +52,7 @@ def test_chunked_equals_eager(tensors, loss, chunk):
 def test_soft_loss_by_hand():
     """Two draft tokens; the teacher gives odds 3:1, the drafter even odds."""
     hidden, head = torch.zeros(1, 1), torch.ones(2, 1)
-    teacher_hidden, teacher_head = torch.ones(1, 1), torch.tensor([[3.0], [1.0]]).log()
+    teacher_hidden, teacher_head = torch.ones(1, 1), TeacherHead(torch.tensor([[3.0], [1.0]]).log())
     for loss in (eager.soft_cross_entropy, lambda *x: chunked.soft_cross_entropy(*x, chunk=4)):
         value, _ = loss(hidden, head, teacher_hidden, teacher_head, torch.tensor([2.0]))
         assert value.item() == pytest.approx(2 * 0.6931472)
@@ -92,7 +93,7 @@ def test_no_tensor_of_rows_times_vocabulary(loss):
         "hidden": torch.randn(rows, 8).requires_grad_(),
         "head": torch.randn(vocab, 8).requires_grad_(),
         "teacher_hidden": torch.randn(rows, 8),
-        "teacher_head": torch.randn(vocab, 8),
+        "teacher_head": TeacherHead(torch.randn(vocab, 8)),
         "labels": torch.randint(vocab, (rows,)),
         "weight": torch.ones(rows) / rows,
     }

@@ -1,12 +1,11 @@
 """The target's states against Hugging Face's own."""
 
 import gc
-import json
 import weakref
 
 import pytest
 import torch
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration, LlamaForCausalLM
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
@@ -23,7 +22,7 @@ def test_taps_are_inputs_of_the_layers_and_the_last_state_is_normed(target_folde
         output = hf(ids, output_hidden_states=True, use_cache=False)
     expected = torch.cat([output.hidden_states[layer] for layer in (1, 4, 6)], dim=-1)
     torch.testing.assert_close(states.taps, expected)
-    torch.testing.assert_close(states.last_hidden @ target.head.T, output.logits, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(target.head.logits(states.last_hidden), output.logits, atol=1e-4, rtol=1e-5)
     assert torch.equal(target.greedy_tokens(states.last_hidden, chunk=3), output.logits.argmax(-1))
 
 
@@ -64,7 +63,7 @@ def test_language_model_of_a_multimodal_target(multimodal_folder):
     with torch.no_grad():
         logits = hf(ids, use_cache=False).logits
     assert states.taps.shape == (2, 11, 72)
-    torch.testing.assert_close(states.last_hidden @ target.head.T, logits, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(target.head.logits(states.last_hidden), logits, atol=1e-4, rtol=1e-5)
     assert torch.equal(read_embedding(multimodal_folder), hf.get_input_embeddings().weight)
 
 
@@ -110,9 +109,48 @@ def test_impossible_taps(target_folder, layers):
     assert error.value.reason is FailureReason.INVALID_CONFIG
 
 
-def test_a_target_that_bends_its_logits_is_refused(make_model, tmp_path):
-    make_model(tmp_path, layers=3, hidden=24, seed=1)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"final_logit_softcapping": 30.0}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(StageError, match="final_logit_softcapping"):
-        Target(tmp_path)
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.5,
+}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 500.0}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+        ("llama", {"rope_parameters": DYNAMIC}),
+        ("qwen2", {"head_dim": 6}),
+        ("qwen3", {}),
+        ("qwen3_moe", EXPERTS),
+        ("minimax_m2", EXPERTS),
+        ("gpt_oss", EXPERTS | {"layer_types": ["full_attention"] * 5}),
+        ("gemma2", {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0}),
+        ("gemma3_text", {"sliding_window": 4}),
+        ("cohere", {"logit_scale": 0.25}),
+        ("granite", {"logits_scaling": 4.0}),
+    ],
+)
+def test_any_causal_language_model_is_a_target(make_model, tmp_path, family, options):
+    make_model(tmp_path, family=family, layers=5, hidden=24, seed=1, **SIZES | options)
+    target = Target(tmp_path)
+    ids = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(0))
+    states = target.states(ids)
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        output = hf(ids, output_hidden_states=True, use_cache=False)
+    expected = torch.cat([output.hidden_states[layer] for layer in target.tapped_layers], dim=-1)
+    torch.testing.assert_close(states.taps, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(target.head.logits(states.last_hidden), output.logits, atol=1e-4, rtol=1e-4)
+    assert torch.equal(target.greedy_tokens(states.last_hidden, chunk=5), output.logits.argmax(-1))
+    assert read_embedding(tmp_path).shape == (64, 24)

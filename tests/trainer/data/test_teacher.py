@@ -64,7 +64,7 @@ def test_an_online_batch_is_what_the_target_says_of_each_dialogue(dialogues, tar
     for row, dialogue in enumerate(dialogues):
         alone = target.states(dialogue.ids[None])
         torch.testing.assert_close(batch.states.taps[row, : len(dialogue)], alone.taps[0], atol=1e-4, rtol=1e-4)
-        likely = (alone.last_hidden[0] @ target.head.T).argmax(-1)
+        likely = (alone.last_hidden[0] @ target.head.weight.T).argmax(-1)
         assert torch.equal(batch.greedy[row, : len(dialogue)], likely)
     assert batch.answer.sum(1).tolist() == [4, 2, 20, 7, 3]
     assert OnlineTeacher(target, greedy=True, device=CPU).batch(dialogues).greedy is None

@@ -5,6 +5,7 @@ rows in the whole global batch: ranks and micro-batches weigh by their rows. So 
 term from the loop, which has counted `rows` over all of them.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
@@ -17,6 +18,7 @@ from osprey_trainer.losses import chunked
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Drafter
+from osprey_trainer.teacher_head import TeacherHead
 from osprey_trainer.unroll import unroll
 
 BatchT = TypeVar("BatchT")
@@ -56,12 +58,12 @@ class Objective(nn.Module, ABC, Generic[BatchT]):
 class Distillation(Objective[DialogueBatch]):
     """Training-time test: sum over unroll steps k of decay^k times the mean soft cross-entropy."""
 
-    teacher_head: Tensor
+    teacher_weight: Tensor
 
     def __init__(
         self,
         drafter: Drafter,
-        target_head: Tensor,
+        target_head: TeacherHead,
         *,
         steps: int,
         decay: float = 0.8,
@@ -73,7 +75,7 @@ class Distillation(Objective[DialogueBatch]):
 
         Args:
             drafter: the drafter, its draft vocabulary chosen.
-            target_head: [V, Ht], `Target.head`.
+            target_head: `Target.head`, [V, Ht].
             steps: K, length of the unroll.
             decay: weight of step k relative to step k - 1.
             train_embedding: false freezes the drafter's embedding.
@@ -86,7 +88,10 @@ class Distillation(Objective[DialogueBatch]):
         self.model = self.drafter = drafter
         self.steps, self.decay, self.chunk = steps, decay, chunk
         # Logits of the draft vocabulary are all that the teacher is asked for.
-        self.register_buffer("teacher_head", target_head.detach()[drafter.draft_ids], persistent=False)
+        teacher = target_head.rows(drafter.draft_ids)
+        # A buffer, so that it moves with the module; the rest of the head comes back in `forward`.
+        self.register_buffer("teacher_weight", teacher.weight, persistent=False)
+        self._teacher = teacher
 
     def rows(self, batch: DialogueBatch) -> Tensor:
         """Supervised rows of each unroll step: int64 [steps]."""
@@ -104,7 +109,7 @@ class Distillation(Objective[DialogueBatch]):
             hidden=torch.cat([output[rows] for output, rows in zip(outputs, scored, strict=True)]),
             head=drafter.lm_head.weight,
             teacher_hidden=batch.states.last_hidden[dialogue, supervision.teachers[picked]],
-            teacher_head=self.teacher_head,
+            teacher_head=dataclasses.replace(self._teacher, weight=self.teacher_weight),
             weight=(discount * scale)[term],
             chunk=self.chunk,
         )

@@ -143,7 +143,7 @@ def capture(
     complete = folder / "complete"
     found = complete.exists()
     barrier()
-    hidden = target.head.shape[1]
+    hidden = target.head.weight.shape[1]
     if not found and local_rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         _check_disk(folder, dialogues, bytes_per_token=(len(target.tapped_layers) + 1) * hidden * dtype.itemsize)

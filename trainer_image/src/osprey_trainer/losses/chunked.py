@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from osprey_trainer.teacher_head import TeacherHead
+
 
 class _Targets(Protocol):
     """What a row's distribution is compared with."""
@@ -23,10 +25,10 @@ class _Targets(Protocol):
 @dataclass(frozen=True)
 class _Soft:
     hidden: Tensor
-    head: Tensor
+    head: TeacherHead
 
     def losses_and_gradients(self, rows: slice, log_q: Tensor) -> Tensor:
-        p = functional.linear(self.hidden[rows], self.head).float().softmax(-1)
+        p = self.head.logits(self.hidden[rows]).softmax(-1)
         losses: Tensor = -torch.linalg.vecdot(p, log_q)
         log_q.exp_().sub_(p)
         return losses
@@ -88,7 +90,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def soft_cross_entropy(
-    hidden: Tensor, head: Tensor, teacher_hidden: Tensor, teacher_head: Tensor, weight: Tensor, *, chunk: int
+    hidden: Tensor, head: Tensor, teacher_hidden: Tensor, teacher_head: TeacherHead, weight: Tensor, *, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """`eager.soft_cross_entropy`, `chunk` rows at a time, in the dtype of autocast where that is on."""
     dtype = _matmul_dtype(hidden)

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from osprey_trainer.teacher_head import TeacherHead
+
 
 def soft_cross_entropy(
-    hidden: Tensor, head: Tensor, teacher_hidden: Tensor, teacher_head: Tensor, weight: Tensor
+    hidden: Tensor, head: Tensor, teacher_hidden: Tensor, teacher_head: TeacherHead, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy against the teacher, renormalised over the draft vocabulary.
 
@@ -17,7 +19,7 @@ def soft_cross_entropy(
         hidden: [R, H], the drafter's output.
         head: [Vd, H], the drafter's head.
         teacher_hidden: [R, Ht], last hidden states of the target.
-        teacher_head: [Vd, Ht], rows of the target's head for the draft vocabulary.
+        teacher_head: the target's head, [Vd, Ht]: its rows for the draft vocabulary.
         weight: [R].
 
     Returns:
@@ -25,7 +27,7 @@ def soft_cross_entropy(
     """
     logits = functional.linear(hidden, head).float()
     with torch.no_grad():
-        target = functional.linear(teacher_hidden, teacher_head).float().softmax(-1)
+        target = teacher_head.logits(teacher_hidden).softmax(-1)
     losses = -(target * logits.log_softmax(-1)).sum(-1)
     return (losses * weight).sum(), logits.argmax(-1)
 

@@ -7,14 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
-
-# Logits = head(last hidden state) must hold: the loss recomputes them so. These options bend that.
-_LOGIT_OPTIONS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
+from osprey_trainer.teacher_head import TeacherHead
 
 
 def default_tapped_layers(num_layers: int) -> tuple[int, ...]:
@@ -57,7 +54,7 @@ class TargetStates:
 
     Attributes:
         taps: [B, T, 3·Ht], inputs of the three tapped layers, shallowest first.
-        last_hidden: [B, T, Ht], output of the final norm: logits are `last_hidden @ head.T`.
+        last_hidden: [B, T, Ht], output of the final norm: what the head makes logits of.
     """
 
     taps: Tensor
@@ -69,7 +66,7 @@ class Target:
 
     Attributes:
         tapped_layers: "input to layer j" convention; ids in an exported `eagle_config` are these minus one.
-        head: [V, Ht], the weight of the language-model head.
+        head: [V, Ht], the language-model head.
     """
 
     def __init__(
@@ -83,12 +80,10 @@ class Target:
         """Loads the model.
 
         Raises:
-            StageError: UNSUPPORTED_MODEL if its logits are not simply head(last hidden state);
-                INVALID_CONFIG for impossible tapped layers.
+            StageError: UNSUPPORTED_MODEL if its head has a bias; INVALID_CONFIG for impossible tapped layers.
         """
         # Of a multimodal model the language model's part.
         config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
-        _check_logits(config)
         num_layers = config.num_hidden_layers
         self.tapped_layers = (
             default_tapped_layers(num_layers)
@@ -104,7 +99,7 @@ class Target:
                 FailureReason.UNSUPPORTED_MODEL,
                 "The target's language-model head has a bias; none is supported.",
             )
-        self.head: Tensor = output.weight
+        self.head = TeacherHead.of(output.weight, config.to_dict())
         self._captured: dict[int, Tensor] = {}
         layers: Any = self.body.layers
         for layer in self.tapped_layers:
@@ -134,7 +129,7 @@ class Target:
             int64 [...].
         """
         rows = torch.split(last_hidden.flatten(0, -2), chunk)
-        return torch.cat([functional.linear(x, self.head).argmax(-1) for x in rows]).view(last_hidden.shape[:-1])
+        return torch.cat([self.head.logits(x).argmax(-1) for x in rows]).view(last_hidden.shape[:-1])
 
 
 def _capture(layer: int, captured: dict[int, Tensor]) -> Any:
@@ -144,12 +139,3 @@ def _capture(layer: int, captured: dict[int, Tensor]) -> Any:
         captured[layer] = args[0] if args else kwargs["hidden_states"]
 
     return hook
-
-
-def _check_logits(config: Any) -> None:
-    bent = [name for name in _LOGIT_OPTIONS if getattr(config, name, None) not in (None, 1, 1.0)]
-    if bent:
-        raise StageError(
-            FailureReason.UNSUPPORTED_MODEL,
-            f"The target changes its logits after the head ({', '.join(bent)}), which is not supported.",
-        )
