@@ -12,7 +12,7 @@ IMAGE_LOCK := $(LOCK) --constraint requirements/dev.lock --override requirements
 
 .DEFAULT_GOAL := help
 CHECKS := check-format check-lint check-types check-layers check-generated check-chart
-.PHONY: help setup demo test test-long check $(CHECKS) fmt cluster cluster-down lock clean
+.PHONY: help setup demo demo-down test test-long check $(CHECKS) fmt cluster cluster-down lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ setup: ## Bring in what is missing: environment, packages, Kubernetes, the demo'
 
 demo: setup ## From nothing to a measured drafter (KEEP=1: leave the cluster up)
 	@$(VENV)/python -m dev.demo $(if $(KEEP),--keep)
+
+demo-down: ## Take down what KEEP=1 left up
+	@$(VENV)/python -m dev.demo --down
 
 test: setup ## Test everything but the long ones (T=PATHS: a part)
 	$(VENV)/python -m pytest -m "not long" --durations=15 $(T)

@@ -148,7 +148,7 @@ class Local:
         return (
             f'  eval "$(python3 -m dev.cluster env --name {self.cluster.name})"\n'
             f"  Prometheus: {url}     S3: {self.s3.endpoint} (bucket {self.bucket})\n"
-            "  to take it down: python3 -m dev.demo --down"
+            "  to take it down: make demo-down"
         )
 
 

@@ -180,7 +180,6 @@ ALLOWED = [
         for verb in ("get", "list", "watch", "create", "patch", "delete")
     ),
     *((verb, "pods") for verb in ("list", "watch")),
-    ("get", "secrets"),
     ("create", "secrets"),
     ("list", "events"),
     ("create", "events"),
@@ -191,6 +190,7 @@ DENIED = [
     ("update", "ospreydrafters.osprey.dev"),
     ("delete", "ospreydrafters.osprey.dev"),
     ("patch", "jobs.batch"),
+    ("get", "secrets"),
     ("list", "secrets"),
     ("delete", "secrets"),
     ("create", "pods"),

@@ -391,6 +391,13 @@ def test_a_job_whose_pods_are_refused_says_so(why, reason):
     assert world.condition("Progressing")["status"] == "True"
 
 
+def test_what_waits_for_room_takes_few_words_in_the_table():
+    world = distilling()
+    world.pod("distil", phase="Pending", **unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."))
+    world.settle()
+    assert world.condition("Progressing")["message"] == "distil waits for room"
+
+
 def test_a_queued_job_waits_for_its_queue():
     world = distilling(job={"queue": "team-a"})
     assert world.job("distil")["spec"]["suspend"] is True

@@ -55,10 +55,14 @@ class Activity:
     progressing: bool
     reason: str
     message: str
+    short: str = ""
+    """A few words for a message that is long and in another condition anyway."""
 
     @property
     def line(self) -> str:
         """The message, short enough for a column."""
+        if self.short:
+            return self.short
         return self.message if len(self.message) <= LINE_LIMIT else f"{self.message[: LINE_LIMIT - 1]}…"
 
 
@@ -79,13 +83,18 @@ def activity(stages: Mapping[StageName, StageStatus]) -> Activity | None:
         return Activity(True, ConditionReason.RUNNING, ", ".join(_progress(entry) for entry in running))
     for entry in stages.values():
         if entry.state is StageState.PENDING and entry.reason:
-            return Activity(True, entry.reason, entry.message)
+            words = _WAITS.get(entry.reason, "")
+            return Activity(True, entry.reason, entry.message, short=words and f"{entry.name} {words}")
     for entry in stages.values():
         if entry.state is StageState.PENDING:
             return Activity(True, ConditionReason.PENDING, f"{entry.name} {entry.message or 'starting'}")
     return None
 
 
+_WAITS: Mapping[str, str] = {
+    ConditionReason.WAITING_FOR_CAPACITY: "waits for room",
+    ConditionReason.WAITING_FOR_SHARED_STAGE: "runs for another resource",
+}
 FAILURES = frozenset(reason.value for reason in FailureReason)
 URGENT = FAILURES | {ConditionReason.BACKBONE_NOT_FOUND.value, ConditionReason.BACKBONE_FAILED.value}
 """Reasons to wait that somebody has to do something about."""

@@ -186,7 +186,8 @@ def _by_message(message: str, reason: FailureReason, what: str) -> Trouble:
     if NO_ROOM.search(message):
         return Trouble(
             ConditionReason.WAITING_FOR_CAPACITY,
-            f"{what} until there is room: {message}: add nodes or quota, or let others, such as servers, have less",
+            f"{what} until there is room, and then it goes on: {message}: if that lasts, add nodes or quota, or let "
+            "others, such as servers, have less",
         )
     if re.search(r"persistentvolumeclaim \S+ not found", message):
         return Trouble(
