@@ -28,7 +28,7 @@ from osprey_api.stages import StageName, StorageLocation
 EXAMPLE = REPOSITORY / "examples" / "smollm2-cpu"
 REPORT = REPOSITORY / "build" / "demo" / "report.json"
 OSPREY, EAGLE3 = "smollm2-osprey", "smollm2-eagle3"
-PROMPTS = {"maths": 176, "code": 176, "general": 176, "letters": 16}
+PROMPTS = {"maths": 136, "code": 136, "general": 136, "letters": 16}
 """Prompts of each domain, held-out ones among them."""
 READY_SECONDS = 2 * 60 * 60
 LOAD_SECONDS = 60
