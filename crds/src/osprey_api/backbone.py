@@ -72,6 +72,10 @@ class OspreyBackboneSpec(ResourceSpec):
                     "rule": "!has(self.__import__) || !has(self.pretraining)",
                     "message": "an imported backbone is finished: remove pretraining, or set source instead of import",
                 },
+                {
+                    "rule": "!has(self.__import__) || self.layers == 2",
+                    "message": "an imported backbone has the blocks that it was made with: remove layers",
+                },
                 *training_rules("pretraining"),
             ]
         }

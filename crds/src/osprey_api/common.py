@@ -1,5 +1,7 @@
 """Parts of spec that both resources have."""
 
+import json
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -10,19 +12,30 @@ from osprey_api.base import ApiModel, Digest, SubdomainName
 from osprey_api.sources import SOURCE_PATTERN
 from osprey_api.stages import StageName
 
+
+def _said_in_words(message: str, *rules: JsonDict) -> Callable[[JsonDict], None]:
+    """Turn a field's pattern into a rule with a message: of a pattern the API server only shows the expression."""
+
+    def change(schema: JsonDict) -> None:
+        rule = f"self.matches({json.dumps(schema.pop('pattern'))})"
+        schema["x-kubernetes-validations"] = [{"rule": rule, "message": message}, *rules]
+
+    return change
+
+
+_S3_FOLDER = "write s3://BUCKET/PREFIX"
 SourceUri = Annotated[
     str,
     Field(
         max_length=1024,
         pattern=SOURCE_PATTERN,
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "!self.startsWith('pvc://') || !(self.contains('/../') || self.endsWith('/..'))",
-                    "message": "a path cannot leave its claim: write it without '..'",
-                }
-            ]
-        },
+        json_schema_extra=_said_in_words(
+            "write hf://OWNER/NAME, s3://BUCKET/PATH or pvc://CLAIM/PATH",
+            {
+                "rule": "!self.startsWith('pvc://') || !(self.contains('/../') || self.endsWith('/..'))",
+                "message": "a path cannot leave its claim: write it without '..'",
+            },
+        ),
     ),
 ]
 PodTemplate = Annotated[
@@ -46,7 +59,14 @@ class ModelSource(ApiModel):
 class ImportedArtifact(ApiModel):
     """A finished artifact that Osprey made elsewhere. A folder without its manifest.json is refused."""
 
-    uri: Annotated[str, Field(max_length=1024, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$")] = Field(
+    uri: Annotated[
+        str,
+        Field(
+            max_length=1024,
+            pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$",
+            json_schema_extra=_said_in_words(_S3_FOLDER),
+        ),
+    ] = Field(
         description="Folder of the artifact, s3://BUCKET/PREFIX: the one with the manifest.json that Osprey wrote. It "
         "is read with the endpoint and the keys of the drafter's storage."
     )
@@ -58,9 +78,14 @@ class ImportedArtifact(ApiModel):
 class Storage(ApiModel):
     """Where artifacts and checkpoints are kept."""
 
-    uri: Annotated[str, Field(max_length=512, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$")] = Field(
-        description="s3://BUCKET/PREFIX."
-    )
+    uri: Annotated[
+        str,
+        Field(
+            max_length=512,
+            pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$",
+            json_schema_extra=_said_in_words(_S3_FOLDER),
+        ),
+    ] = Field(description="s3://BUCKET/PREFIX.")
     endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://.+$")] | None = Field(
         default=None, description="URL of an S3-compatible store; unset for AWS."
     )

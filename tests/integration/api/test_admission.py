@@ -96,13 +96,15 @@ def test_a_part_that_is_given_keeps_the_defaults_of_its_other_fields(apply):
 
 TRAINED = changed(BACKBONE, "pretraining", {"data": [{"uri": "s3://x-y/t.jsonl"}], "emaDecay": 0.99})
 AVERAGED = changed(DRAFTER, "distillation.emaDecay", 0.99)
+IMPORTED = changed(changed(BACKBONE, "source", None), "import", {"uri": "s3://x-y/b", "digest": f"sha256:{'0' * 64}"})
 REFUSED = [
-    (DRAFTER, "target.uri", "Qwen/Qwen3-8B", "spec.target.uri"),
+    (DRAFTER, "target.uri", "Qwen/Qwen3-8B", "write hf://OWNER/NAME, s3://BUCKET/PATH or pvc://CLAIM/PATH"),
     (DRAFTER, "target", None, "spec.target: Required value"),
     (DRAFTER, "data", [], "spec.data"),
     (DRAFTER, "data.0.use", "Evaluate", "set use of at least one to Train or TrainAndEvaluate"),
     (DRAFTER, "data.0.use", "Train", "set use of at least one to Evaluate or TrainAndEvaluate"),
     (DRAFTER, "data.0.uri", "http://x/y", "spec.data[0].uri"),
+    (DRAFTER, "storage", {"uri": "https://bucket.s3.amazonaws.com/x"}, "write s3://BUCKET/PREFIX"),
     (DRAFTER, "data.0.uri", "pvc://models/../secrets", "write it without '..'"),
     (BACKBONE, "source.uri", "pvc://models/..", "write it without '..'"),
     (DRAFTER, "serving.speculation", {"steps": 3, "draftTokens": 6}, "set draftTokens to steps + 1"),
@@ -112,6 +114,7 @@ REFUSED = [
     (DRAFTER, "distillation.epochs", "three", "must be of type integer"),
     (DRAFTER, "job.stages", {"destil": {"deadlineSeconds": 60}}, "the stages are resolve, prune"),
     (DRAFTER, "evaluation.gate.minAcceptanceLength", 0.5, "greater than or equal to 1"),
+    (IMPORTED, "layers", 4, "an imported backbone has the blocks that it was made with: remove layers"),
     (BACKBONE, "source", None, "set source (a language model to prune) or import (a finished backbone)"),
     (BACKBONE, "import", {"uri": "s3://x-y/z", "digest": "sha256:" + "0" * 64}, "and not both"),
     (BACKBONE, "layers", 0, "spec.layers"),
