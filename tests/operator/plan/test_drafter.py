@@ -139,13 +139,18 @@ def test_a_backbone_of_an_older_spec_is_not_taken():
     assert "convert" not in world.stages_with_jobs()
 
 
-def test_a_running_distil_is_left_alone_while_the_backbone_is_away():
+def distilling():
+    """A drafter whose distil runs, and the UID of its Job."""
     world = drafter()
     world.settle()
     for stage in ("resolve", "regenerate", "baseline", "convert"):
         world.succeed(stage)
     world.start("distil")
-    uid = world.job("distil")["metadata"]["uid"]
+    return world, world.job("distil")["metadata"]["uid"]
+
+
+def test_a_running_distil_is_left_alone_while_the_backbone_is_away():
+    world, uid = distilling()
     world.observed = Observed(backbone=None)
     world.settle()
     assert world.job("distil")["metadata"]["uid"] == uid
@@ -313,12 +318,7 @@ def test_servers_stay_as_they_are_while_the_target_is_resolved_anew():
 
 
 def test_a_retry_leaves_a_stage_that_runs_alone():
-    world = drafter()
-    world.settle()
-    for stage in ("resolve", "regenerate", "baseline", "convert"):
-        world.succeed(stage)
-    world.start("distil")
-    uid = world.job("distil")["metadata"]["uid"]
+    world, uid = distilling()
     world.retry("1")
     world.settle()
     world.succeed("resolve")
