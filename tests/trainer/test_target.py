@@ -139,6 +139,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}
         ("gemma3_text", {"sliding_window": 4}),
         ("cohere", {"logit_scale": 0.25}),
         ("granite", {"logits_scaling": 4.0}),
+        ("falcon_h1", {"lm_head_multiplier": 0.5, "mamba_d_ssm": 24, "mamba_n_heads": 4, "mamba_d_head": 6}),
     ],
 )
 def test_any_causal_language_model_is_a_target(make_model, tmp_path, family, options):

@@ -18,6 +18,7 @@ from osprey_api.status import Asked, Condition, Resolved, StageStatus
 
 KIND = "OspreyBackbone"
 PLURAL = "ospreybackbones"
+DEFAULT_LAYERS = 2
 SHORT_NAMES = ("ob",)
 
 
@@ -73,7 +74,7 @@ class OspreyBackboneSpec(ResourceSpec):
                     "message": "an imported backbone is finished: remove pretraining, or set source instead of import",
                 },
                 {
-                    "rule": "!has(self.__import__) || self.layers == 2",
+                    "rule": f"!has(self.__import__) || self.layers == {DEFAULT_LAYERS}",
                     "message": "an imported backbone has the blocks that it was made with: remove layers",
                 },
                 *training_rules("pretraining"),
@@ -82,7 +83,7 @@ class OspreyBackboneSpec(ResourceSpec):
     )
 
     source: ModelSource | None = Field(default=None, description="The language model to prune.")
-    layers: int = Field(default=2, ge=1, le=8, description="Decoder blocks kept, from the first one.")
+    layers: int = Field(default=DEFAULT_LAYERS, ge=1, le=8, description="Decoder blocks kept, from the first one.")
     pretraining: Pretraining | None = Field(default=None, description="Stage 2; unset: the backbone is pruned only.")
     import_: ImportedArtifact | None = Field(
         default=None, alias="import", description="A finished backbone, in place of source."

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 from pydantic.config import JsonDict
@@ -23,7 +23,15 @@ def _said_in_words(message: str, *rules: JsonDict) -> Callable[[JsonDict], None]
     return change
 
 
-_S3_FOLDER = "write s3://BUCKET/PREFIX"
+def _s3_uri(path: str, *, max_length: int) -> Any:
+    """A field with the URI of a folder in S3, whose path after the bucket matches `path`."""
+    return Field(
+        max_length=max_length,
+        pattern=rf"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{path}$",
+        json_schema_extra=_said_in_words("write s3://BUCKET/PREFIX"),
+    )
+
+
 SourceUri = Annotated[
     str,
     Field(
@@ -59,14 +67,7 @@ class ModelSource(ApiModel):
 class ImportedArtifact(ApiModel):
     """A finished artifact that Osprey made elsewhere. A folder without its manifest.json is refused."""
 
-    uri: Annotated[
-        str,
-        Field(
-            max_length=1024,
-            pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$",
-            json_schema_extra=_said_in_words(_S3_FOLDER),
-        ),
-    ] = Field(
+    uri: Annotated[str, _s3_uri("/.+", max_length=1024)] = Field(
         description="Folder of the artifact, s3://BUCKET/PREFIX: the one with the manifest.json that Osprey wrote. It "
         "is read with the endpoint and the keys of the drafter's storage."
     )
@@ -78,14 +79,7 @@ class ImportedArtifact(ApiModel):
 class Storage(ApiModel):
     """Where artifacts and checkpoints are kept."""
 
-    uri: Annotated[
-        str,
-        Field(
-            max_length=512,
-            pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$",
-            json_schema_extra=_said_in_words(_S3_FOLDER),
-        ),
-    ] = Field(description="s3://BUCKET/PREFIX.")
+    uri: Annotated[str, _s3_uri("(/.*)?", max_length=512)] = Field(description="s3://BUCKET/PREFIX.")
     endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://.+$")] | None = Field(
         default=None, description="URL of an S3-compatible store; unset for AWS."
     )

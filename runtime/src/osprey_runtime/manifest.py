@@ -20,12 +20,20 @@ from osprey_api.base import Digest, StatusModel
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import ArtifactRef, StageResult, StageTask, StorageLocation
 from osprey_runtime.errors import StageError
-from osprey_runtime.store import Content, Store, content_of, digest_of, join, open_store, out_of_disk, sha256_of
+from osprey_runtime.store import (
+    DOWNLOAD_STREAMS,
+    Content,
+    Store,
+    content_of,
+    digest_of,
+    join,
+    open_store,
+    out_of_disk,
+    sha256_of,
+)
 
 NAME = "manifest.json"
 DOUBT = "doubted"
-_STREAMS = 4
-"""Files downloaded at a time."""
 _UPLOAD_TIME = timedelta(days=1)
 """An upload that began longer ago has nobody any more who goes on with it."""
 
@@ -263,7 +271,7 @@ def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Pat
                     store.write(DOUBT, b"")
                 raise _corrupt(artifact.uri, f"has another {file.path} than its manifest says")
 
-        with ThreadPoolExecutor(_STREAMS) as pool:
+        with ThreadPoolExecutor(DOWNLOAD_STREAMS) as pool:
             list(pool.map(download, manifest.files))
         if folder.exists():
             shutil.rmtree(folder)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from fnmatch import fnmatchcase as fnmatch
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,13 @@ from osprey_api.stages import ModelFacts, Pinned, StorageLocation
 from osprey_runtime import hub, sources
 from osprey_runtime.errors import StageError
 from osprey_runtime.sources import content_digest, locate, parsed
-from osprey_runtime.store import Content, Entry, digest_of, out_of_disk
+from osprey_runtime.store import DOWNLOAD_STREAMS, Content, Entry, digest_of, out_of_disk
 
 _WEIGHTS = "*.safetensors"
 HUB_FILES = ("*.json", _WEIGHTS, "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """What is downloaded of a hub repository: not the same weights in other formats."""
 _SAME_ONCE_MORE = ("consolidated*", "original/*")
 """The same weights in the layout of their makers, which nothing here reads."""
-_STREAMS = 4
-"""Files downloaded at a time."""
 
 
 def local_model(pinned: Pinned, storage: StorageLocation, *, cache: Path, weights: bool = True) -> Path:
@@ -118,7 +116,7 @@ def _check_layout(uri: str, sizes: Mapping[str, int]) -> None:
 
 
 def _is_weights(name: str) -> bool:
-    return fnmatch(name, _WEIGHTS) and not any(fnmatch(name, pattern) for pattern in _SAME_ONCE_MORE)
+    return fnmatchcase(name, _WEIGHTS) and not any(fnmatchcase(name, pattern) for pattern in _SAME_ONCE_MORE)
 
 
 def _facts(uri: str, config: bytes, sizes: Mapping[str, int]) -> ModelFacts:
@@ -153,7 +151,7 @@ def _download(pinned: Pinned, storage: StorageLocation, folder: Path) -> None:
             path = located.relative(entry)
             return path, located.store.download(entry.key, Path(unfinished, "files", path))
 
-        with sources.errors(pinned.uri), ThreadPoolExecutor(_STREAMS) as pool:
+        with sources.errors(pinned.uri), ThreadPoolExecutor(DOWNLOAD_STREAMS) as pool:
             contents = dict(pool.map(download, files))
         if pinned.digest is not None and pinned.digest != digest_of(contents):
             raise sources.changed(pinned.uri)

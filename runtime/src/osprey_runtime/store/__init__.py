@@ -18,6 +18,8 @@ from osprey_runtime.errors import StageError
 
 CHUNK_BYTES = 1 << 20
 """Files are read and written in pieces of this size."""
+DOWNLOAD_STREAMS = 4
+"""Files of one artifact, or model, that are downloaded at a time."""
 
 
 @dataclass(frozen=True)
