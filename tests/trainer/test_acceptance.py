@@ -7,6 +7,7 @@ import torch
 
 from osprey_trainer.acceptance import RequestAcceptance, replay, simulate, summarise
 from osprey_trainer.batch import DialogueBatch
+from osprey_trainer.losses.divergence import Divergence
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.target import TargetStates
 from osprey_trainer.objectives import Distillation
@@ -43,7 +44,12 @@ def good_drafter(trained, target):
         drafter = trained(arrangement)
         keep = torch.arange(64) % 9 != 0
         drafter = drafter.with_draft_vocabulary(DraftVocabulary(keep.nonzero().flatten(), 64, 1.0))
-        objective = Distillation(drafter, dataclasses.replace(target.head, scale=4.0), steps=STEPS)
+        objective = Distillation(
+            drafter,
+            dataclasses.replace(target.head, scale=4.0),
+            step_weights=[0.8**k for k in range(STEPS)],
+            divergence=Divergence(),
+        )
         optimizer = torch.optim.AdamW(objective.parameters(), lr=3e-3)
         for _ in range(60):
             optimizer.zero_grad()

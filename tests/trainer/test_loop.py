@@ -12,6 +12,7 @@ from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer.batch import WindowBatch
 from osprey_trainer.loop import Stopped, train
+from osprey_trainer.losses.divergence import Divergence
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.objectives import Distillation, Pretraining
 from osprey_trainer.settings import LoopSettings, Schedule
@@ -301,7 +302,7 @@ def test_pretraining_lowers_the_loss_and_can_leave_the_embedding_alone(pretraini
 @pytest.mark.parametrize("arrangement", ["osprey", "eagle3"])
 def test_distillation_learns_to_draft_for_the_target(trained, target, dialogues, arrangement):
     batches = [dialogues((4, 8), (6, 10), seed=seed) for seed in range(3)]
-    objective = Distillation(trained(arrangement), target.head, steps=3)
+    objective = Distillation(trained(arrangement), target.head, step_weights=(1.0, 0.8, 0.64), divergence=Divergence())
     log = Log()
     s = settings(steps=60, learning_rate=5e-3, schedule=Schedule.CONSTANT)
     result = train(objective, Cycle(batches), s, progress=log)
@@ -316,7 +317,7 @@ def test_distillation_is_the_discounted_mean_of_the_soft_losses(trained, target,
     keep = torch.arange(64) % 4 != 0
     drafter = drafter.with_draft_vocabulary(DraftVocabulary(keep.nonzero().flatten(), 64, 1.0))
     batch = dialogues((4, 9), (3, 5))
-    objective = Distillation(drafter, target.head, steps=3)
+    objective = Distillation(drafter, target.head, step_weights=(1.0, 0.8, 0.64), divergence=Divergence())
     rows = objective.rows(batch)
     loss, _ = objective(batch, 1 / rows)
 
@@ -343,7 +344,9 @@ def test_distillation_is_the_discounted_mean_of_the_soft_losses(trained, target,
 
 
 def test_distillation_keeps_the_targets_head_in_the_targets_precision(trained, target, dialogues):
-    objective = Distillation(trained("osprey"), target.head.to(torch.bfloat16), steps=2)
+    objective = Distillation(
+        trained("osprey"), target.head.to(torch.bfloat16), step_weights=(1.0, 0.8), divergence=Divergence()
+    )
     assert objective.teacher_weight.dtype is torch.bfloat16
     log = Log()
     train(objective, Cycle([dialogues((4, 8))]), settings(steps=20, learning_rate=5e-3, bf16=True), progress=log)
@@ -351,6 +354,13 @@ def test_distillation_keeps_the_targets_head_in_the_targets_precision(trained, t
 
 
 def test_distillation_can_leave_embedding_and_head_alone(trained, target):
-    objective = Distillation(trained("osprey"), target.head, steps=2, train_embedding=False, train_head=False)
+    objective = Distillation(
+        trained("osprey"),
+        target.head,
+        step_weights=(1.0, 0.8),
+        divergence=Divergence(),
+        train_embedding=False,
+        train_head=False,
+    )
     frozen = {name for name, p in objective.drafter.named_parameters() if not p.requires_grad}
     assert frozen == {"embed_tokens.weight", "lm_head.weight"}

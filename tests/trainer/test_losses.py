@@ -1,10 +1,13 @@
 """The chunked loss against the readable one, and what it never allocates."""
 
+import math
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from osprey_trainer.losses import chunked, eager
+from osprey_trainer.losses.divergence import Divergence, Kind
 from osprey_trainer.teacher_head import TeacherHead
 
 ROWS, HIDDEN, TEACHER, VOCAB = 37, 16, 12, 101
@@ -23,14 +26,28 @@ def tensors():
     }
 
 
-def soft(module, t, **chunk):
-    return module.soft_cross_entropy(
-        t["hidden"], t["head"], t["teacher_hidden"], t["teacher_head"], t["weight"], **chunk
-    )
-
-
-def hard(module, t, **chunk):
+def hard_cross_entropy(module, t, **chunk):
     return module.hard_cross_entropy(t["hidden"], t["head"], t["labels"], t["weight"], **chunk)
+
+
+def soft_by(divergence):
+    def loss(module, t, **chunk):
+        return module.distillation(
+            t["hidden"], t["head"], t["teacher_hidden"], t["teacher_head"], t["weight"], divergence=divergence, **chunk
+        )
+
+    return loss
+
+
+soft = soft_by(Divergence())
+EVERY_LOSS = [
+    pytest.param(hard_cross_entropy, id="hard"),
+    *(
+        pytest.param(soft_by(Divergence(kind, lk_decay=2.0, hard=weight)), id=f"{kind}, {weight} hard")
+        for kind in Kind
+        for weight in (0.0, 0.3, 1.0)
+    ),
+]
 
 
 def value_and_gradients(loss, module, tensors, **chunk):
@@ -40,7 +57,7 @@ def value_and_gradients(loss, module, tensors, **chunk):
     return value.detach(), predicted, leaves["hidden"].grad, leaves["head"].grad
 
 
-@pytest.mark.parametrize("loss", [soft, hard])
+@pytest.mark.parametrize("loss", EVERY_LOSS)
 @pytest.mark.parametrize("chunk", [1, 8, 37, 500])
 def test_chunked_equals_eager(tensors, loss, chunk):
     expected = value_and_gradients(loss, eager, tensors)
@@ -53,12 +70,45 @@ def test_soft_loss_by_hand():
     """Two draft tokens; the teacher gives odds 3:1, the drafter even odds."""
     hidden, head = torch.zeros(1, 1), torch.ones(2, 1)
     teacher_hidden, teacher_head = torch.ones(1, 1), TeacherHead(torch.tensor([[3.0], [1.0]]).log())
-    for loss in (eager.soft_cross_entropy, lambda *x: chunked.soft_cross_entropy(*x, chunk=4)):
-        value, _ = loss(hidden, head, teacher_hidden, teacher_head, torch.tensor([2.0]))
-        assert value.item() == pytest.approx(2 * 0.6931472)
+    tensors = {
+        "hidden": hidden,
+        "head": head,
+        "teacher_hidden": teacher_hidden,
+        "teacher_head": teacher_head,
+        "weight": torch.tensor([2.0]),
+    }
+    acceptance = 0.5 + 0.25
+    mix = math.exp(-3 * acceptance)
+    for divergence, expected in {
+        Divergence(): math.log(2),
+        Divergence(Kind.LK_ALPHA): -math.log(acceptance),
+        Divergence(Kind.LK_LAMBDA): mix * math.log(2) + (1 - mix) * (1 - acceptance),
+        Divergence(Kind.LK_ALPHA, hard=0.25): -0.75 * math.log(acceptance) + 0.25 * math.log(2),
+    }.items():
+        for module, chunk in ((eager, {}), (chunked, {"chunk": 4})):
+            value, _ = soft_by(divergence)(module, tensors, **chunk)
+            assert value.item() == pytest.approx(2 * expected)
 
 
-@pytest.mark.parametrize("loss", [soft, hard])
+@pytest.mark.parametrize("kind", list(Kind))
+def test_equal_distributions_ask_for_nothing(kind):
+    log_p = torch.randn(5, 11).log_softmax(-1)
+    gradient = log_p.clone()
+    losses = Divergence(kind).losses_and_gradients(log_p.exp(), gradient)
+    assert gradient.abs().max() < 1e-6
+    if kind is Kind.LK_ALPHA:
+        assert losses.abs().max() < 1e-6
+
+
+def test_distributions_that_share_nothing_have_a_finite_loss():
+    """Kept apart by more than fp32 can tell."""
+    log_q = torch.tensor([[0.0, -300.0]])
+    losses = Divergence(Kind.LK_ALPHA).losses_and_gradients(torch.tensor([[0.0, 1.0]]), log_q)
+    assert losses.isfinite().all()
+    assert log_q.isfinite().all()
+
+
+@pytest.mark.parametrize("loss", EVERY_LOSS)
 def test_a_frozen_head_gets_no_gradient(tensors, loss):
     hidden = tensors["hidden"].clone().requires_grad_()
     value, _ = loss(chunked, tensors | {"hidden": hidden}, chunk=8)
@@ -67,7 +117,7 @@ def test_a_frozen_head_gets_no_gradient(tensors, loss):
     assert tensors["head"].grad is None
 
 
-@pytest.mark.parametrize("loss", [soft, hard])
+@pytest.mark.parametrize("loss", EVERY_LOSS)
 def test_no_rows(tensors, loss):
     empty = {name: x if "head" in name else x[:0] for name, x in tensors.items()}
     value, predicted, to_hidden, to_head = value_and_gradients(loss, chunked, empty, chunk=8)
@@ -86,7 +136,7 @@ def test_under_autocast_it_runs_in_bfloat16(tensors):
         torch.testing.assert_close(a, b, atol=0.03, rtol=0.05)
 
 
-@pytest.mark.parametrize("loss", [soft, hard])
+@pytest.mark.parametrize("loss", EVERY_LOSS)
 def test_no_tensor_of_rows_times_vocabulary(loss):
     rows, vocab, chunk = 2048, 4096, 64
     t = {

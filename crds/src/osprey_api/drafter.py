@@ -96,7 +96,27 @@ class Distillation(TrainingOptimization):
     learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Share of the steps that warm up.")
     unroll: int = Field(default=5, ge=1, le=16, description="Steps of the training-time-test unroll.")
-    decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step k weighs decay ** k.")
+    decay: float = Field(
+        default=0.8, gt=0, le=1, description="The loss of step k weighs decay ** k; not used with stepWeights."
+    )
+    step_weights: (
+        Annotated[tuple[Annotated[float, Field(ge=0, le=1000)], ...], Field(min_length=1, max_length=16)] | None
+    ) = Field(default=None, description="Weight of each of the `unroll` steps, in place of powers of decay.")
+    loss: Literal["CrossEntropy", "LKAlpha", "LKLambda"] = Field(
+        default="CrossEntropy",
+        description="Against the target's distribution: cross-entropy, or one of the LK losses, which aim at the "
+        "acceptance of sampled drafts: LKAlpha is -log acceptance; LKLambda goes from cross-entropy to 1 - acceptance "
+        "as the acceptance grows.",
+    )
+    lk_decay: float = Field(
+        default=3.0, ge=0, le=100, description="Of LKLambda: the cross-entropy weighs exp(-lkDecay * acceptance)."
+    )
+    hard_label_weight: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the cross-entropy against the target's most likely token alone; the rest is `loss`.",
+    )
     draft_vocab_size: Annotated[int, Field(ge=16, le=1048576)] | None = Field(
         default=32000,
         description="The most frequent tokens of the answers that the drafter can propose; "
@@ -229,6 +249,17 @@ class OspreyDrafterSpec(ResourceSpec):
                     "rule": "has(self.backbone) == has(oldSelf.backbone)",
                     "message": "a drafter cannot change between Osprey and EAGLE-3: "
                     "create another OspreyDrafter with, or without, a backbone",
+                },
+                {
+                    "rule": "!has(self.distillation.stepWeights) || "
+                    "self.distillation.stepWeights.size() == self.distillation.unroll",
+                    "message": "distillation.stepWeights has not one weight for each step of the unroll: give as many, "
+                    "or set unroll to their number",
+                },
+                {
+                    "rule": "!has(self.distillation.stepWeights) || self.distillation.stepWeights[0] > 0.0",
+                    "message": "the first of distillation.stepWeights is 0, and nothing would teach the first draft: "
+                    "make it positive",
                 },
                 *training_rules("distillation"),
             ]

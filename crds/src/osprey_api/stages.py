@@ -214,11 +214,23 @@ class DistilConfig(ApiModel):
     unroll: int
     """Steps K of the unroll."""
     decay: float
-    """Weight of step k is decay ** k."""
+    """The loss of step k weighs decay ** k."""
+    step_weights: tuple[float, ...] | None = None
+    """K weights in place of these."""
+    loss: Literal["CrossEntropy", "LKAlpha", "LKLambda"] = "CrossEntropy"
+    lk_decay: float = 3.0
+    """Of LKLambda alone: its cross-entropy weighs exp(-lk_decay * acceptance)."""
+    hard_label_weight: float = 0.0
+    """Share of the cross-entropy against the target's most likely token."""
     freeze_embedding: bool
     teacher: Literal["Online", "Captured"]
     """Captured: the target's states are computed once and kept on the scratch volume."""
     optimization: Optimization
+
+    @property
+    def loss_weights(self) -> tuple[float, ...]:
+        """The weight of each of the K steps."""
+        return self.step_weights or tuple(self.decay**step for step in range(self.unroll))
 
 
 class BaselineConfig(ApiModel):

@@ -7,6 +7,7 @@ term from the loop, which has counted `rows` over all of them.
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from osprey_trainer.acceptance import replay
 from osprey_trainer.batch import DialogueBatch, WindowBatch
 from osprey_trainer.losses import chunked
+from osprey_trainer.losses.divergence import Divergence
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Drafter
@@ -56,17 +58,18 @@ class Objective(nn.Module, ABC, Generic[BatchT]):
 
 
 class Distillation(Objective[DialogueBatch]):
-    """Training-time test: sum over unroll steps k of decay^k times the mean soft cross-entropy."""
+    """Training-time test: sum over unroll steps k of weight[k] times the mean divergence from the teacher."""
 
     teacher_weight: Tensor
+    step_weights: Tensor
 
     def __init__(
         self,
         drafter: Drafter,
         target_head: TeacherHead,
         *,
-        steps: int,
-        decay: float = 0.8,
+        step_weights: Sequence[float],
+        divergence: Divergence,
         train_embedding: bool = True,
         train_head: bool = True,
         chunk: int = 256,
@@ -76,8 +79,8 @@ class Distillation(Objective[DialogueBatch]):
         Args:
             drafter: the drafter, its draft vocabulary chosen.
             target_head: `Target.head`, [V, Ht].
-            steps: K, length of the unroll.
-            decay: weight of step k relative to step k - 1.
+            step_weights: K weights, one for each step of the unroll.
+            divergence: of a row.
             train_embedding: false freezes the drafter's embedding.
             train_head: false freezes its head.
             chunk: rows whose [chunk, Vd] logits exist at one time.
@@ -86,7 +89,8 @@ class Distillation(Objective[DialogueBatch]):
         drafter.embed_tokens.requires_grad_(train_embedding)
         drafter.lm_head.requires_grad_(train_head)
         self.model = self.drafter = drafter
-        self.steps, self.decay, self.chunk = steps, decay, chunk
+        self.steps, self.divergence, self.chunk = len(step_weights), divergence, chunk
+        self.register_buffer("step_weights", torch.tensor(step_weights, dtype=torch.float32), persistent=False)
         # Logits of the draft vocabulary are all that the teacher is asked for.
         teacher = target_head.rows(drafter.draft_ids)
         # A buffer, so that it moves with the module; the rest of the head comes back in `forward`.
@@ -98,19 +102,19 @@ class Distillation(Objective[DialogueBatch]):
         return supervise(batch, self.drafter.t2d, self.steps).scored.sum((1, 2))
 
     def forward(self, batch: DialogueBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """-> (sum over k of decay^k · scale[k] · sum of the rows' losses, totals for `summarise`)."""
+        """-> (sum over k of weight[k] · scale[k] · sum of the rows' losses, totals for `summarise`)."""
         drafter = self.drafter
         supervision = supervise(batch, drafter.t2d, self.steps)
         scored, labels = supervision.scored, supervision.labels
         outputs = unroll(drafter, batch.ids, batch.states.taps, supervision.rows, self.steps)
         term, dialogue, _ = picked = scored.nonzero(as_tuple=True)
-        discount = self.decay ** torch.arange(self.steps, device=scale.device)
-        loss, predicted = chunked.soft_cross_entropy(
+        loss, predicted = chunked.distillation(
             hidden=torch.cat([output[rows] for output, rows in zip(outputs, scored, strict=True)]),
             head=drafter.lm_head.weight,
             teacher_hidden=batch.states.last_hidden[dialogue, supervision.teachers[picked]],
             teacher_head=dataclasses.replace(self._teacher, weight=self.teacher_weight),
-            weight=(discount * scale)[term],
+            weight=(self.step_weights * scale)[term],
+            divergence=self.divergence,
             chunk=self.chunk,
         )
         hits = torch.zeros_like(scored)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from osprey_trainer.losses.divergence import Divergence
 from osprey_trainer.teacher_head import TeacherHead
 
 
@@ -26,12 +27,11 @@ class _Targets(Protocol):
 class _Soft:
     hidden: Tensor
     head: TeacherHead
+    divergence: Divergence
 
     def losses_and_gradients(self, rows: slice, log_q: Tensor) -> Tensor:
         p = self.head.logits(self.hidden[rows]).softmax(-1)
-        losses: Tensor = -torch.linalg.vecdot(p, log_q)
-        log_q.exp_().sub_(p)
-        return losses
+        return self.divergence.losses_and_gradients(p, log_q)
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return to_hidden, to_head, None, None
 
 
-def soft_cross_entropy(
-    hidden: Tensor, head: Tensor, teacher_hidden: Tensor, teacher_head: TeacherHead, weight: Tensor, *, chunk: int
+def distillation(
+    hidden: Tensor,
+    head: Tensor,
+    teacher_hidden: Tensor,
+    teacher_head: TeacherHead,
+    weight: Tensor,
+    *,
+    divergence: Divergence,
+    chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """`eager.soft_cross_entropy`, `chunk` rows at a time, in the dtype of autocast where that is on."""
+    """`eager.distillation`, `chunk` rows at a time, in the dtype of autocast where that is on."""
     dtype = _matmul_dtype(hidden)
-    targets = _Soft(teacher_hidden.to(dtype), teacher_head.to(dtype))
+    targets = _Soft(teacher_hidden.to(dtype), teacher_head.to(dtype), divergence)
     return _apply(hidden, head, weight, _Plan(targets, chunk, dtype))
 
 

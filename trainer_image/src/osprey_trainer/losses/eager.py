@@ -4,16 +4,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from osprey_trainer.losses.divergence import Divergence
 from osprey_trainer.teacher_head import TeacherHead
 
 
-def soft_cross_entropy(
-    hidden: Tensor, head: Tensor, teacher_hidden: Tensor, teacher_head: TeacherHead, weight: Tensor
+def distillation(
+    hidden: Tensor,
+    head: Tensor,
+    teacher_hidden: Tensor,
+    teacher_head: TeacherHead,
+    weight: Tensor,
+    *,
+    divergence: Divergence,
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy against the teacher, renormalised over the draft vocabulary.
+    """How far the drafter is from the teacher, renormalised over the draft vocabulary.
 
-    sum over rows of weight · -sum_v p_v log q_v, with p the teacher's softmax over the draft vocabulary alone; up to
-    a constant it is KL(p || q).
+    sum over rows of weight · divergence(p, q), with p the teacher's softmax over the draft vocabulary alone. The
+    default, -sum_v p_v log q_v, is KL(p || q) up to a constant.
 
     Args:
         hidden: [R, H], the drafter's output.
@@ -21,6 +28,7 @@ def soft_cross_entropy(
         teacher_hidden: [R, Ht], last hidden states of the target.
         teacher_head: the target's head, [Vd, Ht]: its rows for the draft vocabulary.
         weight: [R].
+        divergence: of a row.
 
     Returns:
         The loss, and the drafter's most likely draft ids, int64 [R].
@@ -28,7 +36,7 @@ def soft_cross_entropy(
     logits = functional.linear(hidden, head).float()
     with torch.no_grad():
         target = teacher_head.logits(teacher_hidden).softmax(-1)
-    losses = -(target * logits.log_softmax(-1)).sum(-1)
+    losses = divergence.losses(target, logits.log_softmax(-1))
     return (losses * weight).sum(), logits.argmax(-1)
 
 

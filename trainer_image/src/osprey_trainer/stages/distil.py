@@ -30,6 +30,7 @@ from osprey_trainer.acceptance import simulate, summarise
 from osprey_trainer.data.answers import Dialogue, fit, read_dialogues
 from osprey_trainer.data.dialogues import DialogueBatches
 from osprey_trainer.data.teacher import OnlineTeacher, Teacher, alike_in_length, capture
+from osprey_trainer.losses.divergence import Divergence, Kind
 from osprey_trainer.models.draft import Arrangement, Drafter, text_config
 from osprey_trainer.models.hf_names import read_config
 from osprey_trainer.models.target import Target
@@ -78,8 +79,8 @@ def run(ctx: StageContext) -> DistilResult:
         objective = Distillation(
             drafter,
             target.head,
-            steps=config.unroll,
-            decay=config.decay,
+            step_weights=config.loss_weights,
+            divergence=Divergence(Kind(config.loss), lk_decay=config.lk_decay, hard=config.hard_label_weight),
             train_embedding=_trains_embedding(drafter, config),
         )
         del target  # with captured states nothing else holds it
