@@ -39,6 +39,11 @@ def stage(resource: Mapping[str, Any], name: StageName) -> Mapping[str, Any]:
     return entry
 
 
+def artifact(resource: Mapping[str, Any], name: StageName) -> ArtifactRef:
+    """Return what a stage of a resource made."""
+    return ArtifactRef.model_validate(stage(resource, name)["artifact"])
+
+
 def costs(resources: Sequence[Mapping[str, Any]]) -> list[StageCost]:
     """Return what each stage of each resource took; one that two resources share is listed once."""
     found: dict[str, StageCost] = {}
@@ -57,7 +62,7 @@ def costs(resources: Sequence[Mapping[str, Any]]) -> list[StageCost]:
 
 def read_evaluation(resource: Mapping[str, Any], storage: StorageLocation, scratch: Path) -> Evaluation:
     """Download the artifact of a drafter's evaluation, digests verified."""
-    folder = _fetch(stage(resource, StageName.EVALUATE), storage, scratch)
+    folder = fetch(artifact(resource, StageName.EVALUATE), storage, scratch)
     lines = (folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()
     report = (folder / "report.json").read_text(encoding="utf-8")
     return Evaluation(EvaluateResult.model_validate_json(report), [json.loads(line) for line in lines])
@@ -67,12 +72,12 @@ def simulated_steps(
     resource: Mapping[str, Any], evaluation: Evaluation, storage: StorageLocation, target: Path, scratch: Path
 ) -> list[int]:
     """Return the verify steps of an evaluation's requests as the trainer simulates them."""
-    drafter = _fetch(stage(resource, StageName.DISTIL), storage, scratch)
+    drafter = fetch(artifact(resource, StageName.DISTIL), storage, scratch)
     steps = len(evaluation.result.acceptance_by_position)
     return simulation.verify_steps(target, drafter, evaluation.lines, steps=steps)
 
 
-def _fetch(entry: Mapping[str, Any], storage: StorageLocation, scratch: Path) -> Path:
-    artifact = ArtifactRef.model_validate(entry["artifact"])
-    folder = scratch / artifact.digest.replace(":", "-")
-    return folder if folder.exists() else manifest.fetch(storage, artifact, folder)
+def fetch(made: ArtifactRef, storage: StorageLocation, scratch: Path) -> Path:
+    """Download an artifact, digests verified, unless it is there."""
+    folder = scratch / made.digest.replace(":", "-")
+    return folder if folder.exists() else manifest.fetch(storage, made, folder)

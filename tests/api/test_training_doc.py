@@ -12,21 +12,23 @@ from osprey_api.drafter import Distillation
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
-def default(model: type[ApiModel], name: str) -> object:
-    fields = {field.alias: field for field in model.model_fields.values()}
-    if name not in fields:
-        return "–"
-    value = fields[name].get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        return "required"
-    if isinstance(value, ApiModel):
-        return value.model_dump(mode="json", by_alias=True)
-    return "unset" if value is None else value
+def defaults(model: ApiModel | type[ApiModel]) -> dict[str, object]:
+    """The default of every option; those of a part are named PART.OPTION."""
+    found: dict[str, object] = {}
+    for field in (model if isinstance(model, type) else type(model)).model_fields.values():
+        name, value = str(field.alias), field.get_default(call_default_factory=True)
+        if isinstance(value, ApiModel):
+            found |= {f"{name}.{inner}": default for inner, default in defaults(value).items()}
+        elif value is PydanticUndefined:
+            found[name] = "required"
+        else:
+            found[name] = "unset" if value is None else value
+    return found
 
 
 def test_every_option_is_described_with_its_default():
     table = PAGE.read_text(encoding="utf-8").partition("## The loss")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:3] == "| `"]
-    described = {name.strip("`"): (yaml.safe_load(first), yaml.safe_load(second)) for name, first, second, _ in rows}
-    names = {field.alias for model in (Pretraining, Distillation) for field in model.model_fields.values()}
-    assert described == {name: (default(Pretraining, name), default(Distillation, name)) for name in names if name}
+    described = {name.strip("`"): (yaml.safe_load(stage2), yaml.safe_load(stage4)) for name, stage2, stage4, _ in rows}
+    first, second = defaults(Pretraining), defaults(Distillation)
+    assert described == {name: (first.get(name, "–"), second.get(name, "–")) for name in first | second}

@@ -18,6 +18,7 @@ from osprey_api.naming import (
 from osprey_api.stages import (
     ArtifactRef,
     BaselineResult,
+    CaptureResult,
     ConvertResult,
     DistilResult,
     DomainAcceptance,
@@ -112,6 +113,7 @@ def result_of(task: StageTask) -> Any:
                 StageName.REGENERATE: RegenerateResult(
                     prompts=10, answer_tokens=100, cut_at_limit=0, skipped=0, tokens_per_second=9
                 ),
+                StageName.CAPTURE: CaptureResult(dialogues=10, tokens=200, size_bytes=9),
                 StageName.CONVERT: ConvertResult(
                     parameters=7, rows_copied=1, rows_composed=1, rows_left=0, coverage=0.9
                 ),

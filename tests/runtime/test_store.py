@@ -26,6 +26,9 @@ def test_what_is_written_is_read(store, tmp_path):
     store.upload(tmp_path / "file", "a/b/two")
 
     assert store.read("a/one.json") == b"{}"
+    content = (tmp_path / "file").read_bytes()
+    for start, length in ((0, 1), (17, 2_000_000), (2_999_990, 10), (2_999_990, 100)):
+        assert store.read_range("a/b/two", start, length) == content[start : start + length]
     assert store.download("a/b/two", tmp_path / "new" / "back") == content_of(tmp_path / "file")
     assert (tmp_path / "new" / "back").read_bytes() == (tmp_path / "file").read_bytes()
     assert sorted(store.list(""), key=lambda entry: entry.key) == [Entry("a/b/two", 3_000_000), Entry("a/one.json", 2)]
@@ -326,6 +329,28 @@ def test_store_that_refuses_checksum_trailers(monkeypatch, tmp_path, own_ca):
             open_store(location).upload(tmp_path / "file", "key")
     assert caught.value.reason is FailureReason.STORAGE_UNSUPPORTED
     assert "AWS_REQUEST_CHECKSUM_CALCULATION" in caught.value.message
+
+
+@pytest.mark.usefixtures("some_keys")
+def test_a_part_goes_on_where_the_connection_broke():
+    content = os.urandom(5_000_000)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            part = content[first : last + 1]
+            self.send_response(206)
+            self.send_header("Content-Length", str(len(part)))
+            self.send_header("ETag", '"one"')
+            self.end_headers()
+            self.wfile.write(part[:2_000_000])  # and the connection ends
+
+        def log_message(self, *_):
+            pass
+
+    with serving(Handler) as endpoint:
+        store = open_store(StorageLocation(uri="s3://bucket/prefix", endpoint=endpoint))
+        assert store.read_range("key", 100, 4_500_000) == content[100:4_500_100]
 
 
 @pytest.mark.usefixtures("some_keys")

@@ -13,7 +13,7 @@ from osprey_api.common import (
     TrainingOptimization,
     training_rules,
 )
-from osprey_api.stages import ArtifactRef
+from osprey_api.stages import ArtifactRef, StageName
 from osprey_api.status import Asked, Condition, Resolved, StageStatus
 
 KIND = "OspreyBackbone"
@@ -101,7 +101,7 @@ class OspreyBackboneStatus(StatusModel):
     )
     resolved: Resolved | None = Field(default=None, description="The external inputs, pinned.")
     asked: Asked = ""
-    stages: Annotated[tuple[StageStatus, ...], Field(max_length=9)] = Field(
+    stages: Annotated[tuple[StageStatus, ...], Field(max_length=len(StageName))] = Field(
         default=(),
         description="Stages, in their order.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},

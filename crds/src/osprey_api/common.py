@@ -147,7 +147,7 @@ class JobSettings(ApiModel):
     template: PodTemplate | None = Field(
         default=None, description="Strategic merge into the pod template of every stage."
     )
-    stages: Annotated[dict[StageName, StageOverrides], Field(max_length=9)] = Field(
+    stages: Annotated[dict[StageName, StageOverrides], Field(max_length=len(StageName))] = Field(
         default_factory=dict,
         description="Overrides for one stage, by its name.",
         json_schema_extra={

@@ -15,7 +15,7 @@ from osprey_api.common import (
     TrainingOptimization,
     training_rules,
 )
-from osprey_api.stages import ArtifactRef, Pinned, Speculation
+from osprey_api.stages import ArtifactRef, Pinned, Speculation, StageName
 from osprey_api.status import Asked, Condition, Resolved, StageStatus
 
 KIND = "OspreyDrafter"
@@ -78,7 +78,21 @@ class Teacher(ApiModel):
 
     mode: Literal["Online", "Captured"] = Field(
         default="Online",
-        description="Online: computed for every batch. Captured: computed once, kept on the pod's scratch volume.",
+        description="Online: computed for every batch. Captured: computed once, by a stage of their own, and read from "
+        "the storage by every drafter of these answers.",
+    )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that share the target's layers, where it is too large for one GPU.",
+    )
+    max_storage_gib: int = Field(
+        default=1024,
+        ge=1,
+        le=1048576,
+        alias="maxStorageGiB",
+        description="Captured: most GiB that the states may take, which is known and said before the target is loaded.",
     )
 
 
@@ -261,6 +275,12 @@ class OspreyDrafterSpec(ResourceSpec):
                     "message": "the first of distillation.stepWeights is 0, and nothing would teach the first draft: "
                     "make it positive",
                 },
+                {
+                    "rule": "self.job.nodes * (self.job.gpusPerNode > 0 ? self.job.gpusPerNode : 1) % "
+                    "self.distillation.teacher.tensorParallel == 0",
+                    "message": "every process takes part in one teacher: make job.nodes times job.gpusPerNode a "
+                    "multiple of distillation.teacher.tensorParallel",
+                },
                 *training_rules("distillation"),
             ]
         }
@@ -360,7 +380,7 @@ class OspreyDrafterStatus(StatusModel):
     )
     resolved: Resolved | None = Field(default=None, description="The external inputs, pinned.")
     asked: Asked = ""
-    stages: Annotated[tuple[StageStatus, ...], Field(max_length=9)] = Field(
+    stages: Annotated[tuple[StageStatus, ...], Field(max_length=len(StageName))] = Field(
         default=(),
         description="Stages, in their order.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},

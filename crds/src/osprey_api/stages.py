@@ -32,6 +32,7 @@ class StageName(StrEnum):
     TOKENIZE = "tokenize"
     PRETRAIN = "pretrain"
     REGENERATE = "regenerate"
+    CAPTURE = "capture"
     CONVERT = "convert"
     DISTIL = "distil"
     BASELINE = "baseline"
@@ -195,6 +196,16 @@ class RegenerateConfig(ApiModel):
     engine: Engine
 
 
+class CaptureConfig(ApiModel):
+    """The target's states of all answers, computed once and read by every drafter that learns from them."""
+
+    stage: Literal[StageName.CAPTURE] = StageName.CAPTURE
+    target: Pinned
+    sequence_length: int
+    """Tokens; a longer answer loses its end."""
+    precision: Literal["BF16", "FP32"]
+
+
 class ConvertConfig(ApiModel):
     """Stage 3: a backbone becomes the initial drafter of a target; without a backbone, EAGLE-3 from scratch."""
 
@@ -224,7 +235,7 @@ class DistilConfig(ApiModel):
     """Share of the cross-entropy against the target's most likely token."""
     freeze_embedding: bool
     teacher: Literal["Online", "Captured"]
-    """Captured: the target's states are computed once and kept on the scratch volume."""
+    """Online: the target runs on every batch. Captured: its states are an input."""
     optimization: Optimization
 
     @property
@@ -264,6 +275,7 @@ StageConfig = Annotated[
     | TokenizeConfig
     | PretrainConfig
     | RegenerateConfig
+    | CaptureConfig
     | ConvertConfig
     | DistilConfig
     | BaselineConfig
@@ -279,6 +291,7 @@ class InputRole(StrEnum):
     """To pretrain: the pruned LM. To convert: the finished backbone."""
     TOKENS = "tokens"
     ANSWERS = "answers"
+    STATES = "states"
     DRAFTER = "drafter"
     """To distil: the initial drafter. To evaluate: the finished one."""
     BASELINE = "baseline"
@@ -303,6 +316,10 @@ class Execution(ApiModel):
     checkpoints_kept: int = 2
     concurrency: int = Field(default=64, ge=1)
     """Requests in flight of regenerate; the stages that measure time have their own in their config."""
+    captured_gib_limit: int = Field(default=1024, ge=1)
+    """Most GiB that capture may write."""
+    teacher_tensor_parallel: int = Field(default=1, ge=1)
+    """Processes that share the target where it teaches; it divides their number."""
 
 
 class StageTask(ApiModel):
@@ -416,6 +433,17 @@ class RegenerateResult(StatusModel):
     tokens_per_second: float
 
 
+class CaptureResult(StatusModel):
+    """What was captured."""
+
+    stage: Literal[StageName.CAPTURE] = StageName.CAPTURE
+    dialogues: int
+    tokens: int
+    """Of prompts and answers."""
+    size_bytes: int
+    """Of all states: every epoch of a drafter reads as much."""
+
+
 class ConvertResult(StatusModel):
     """How the drafter's vocabulary came to be."""
 
@@ -486,6 +514,7 @@ StageResult = Annotated[
     | TokenizeResult
     | PretrainResult
     | RegenerateResult
+    | CaptureResult
     | ConvertResult
     | DistilResult
     | BaselineResult

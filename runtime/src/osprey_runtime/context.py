@@ -6,11 +6,13 @@ from pathlib import Path
 
 from osprey_api.conditions import FailureReason
 from osprey_api.sources import S3Source
-from osprey_api.stages import InputRole, Pinned, StageConfig, StageTask, StorageLocation
+from osprey_api.stages import ArtifactRef, InputRole, Pinned, StageConfig, StageTask, StorageLocation
 from osprey_runtime import settings
 from osprey_runtime.checkpoint import Checkpoints
 from osprey_runtime.errors import StageError
+from osprey_runtime.manifest import RemoteArtifact
 from osprey_runtime.models import local_model
+from osprey_runtime.parts import Parts
 from osprey_runtime.progress import Progress
 from osprey_runtime.sources import parsed
 
@@ -26,6 +28,7 @@ class StageContext:
         scratch: a folder for everything else. The processes of a pod share it.
         progress: how far the stage is; silent except in rank 0.
         checkpoints: those of this artifact.
+        parts: files of this artifact that need not wait for the end.
         stop: set by SIGTERM. A stage that sees it saves a checkpoint, where it has them, and raises
             `stopped()`; nothing is published after it was set.
         rank: this process among all of the stage.
@@ -39,6 +42,7 @@ class StageContext:
     scratch: Path
     progress: Progress
     checkpoints: Checkpoints
+    parts: Parts
     stop: threading.Event = field(default_factory=threading.Event)
     rank: int = 0
     local_rank: int = 0
@@ -60,9 +64,21 @@ class StageContext:
         Raises:
             StageError: INVALID_CONFIG, the task has no such input.
         """
+        self._asked(role)
+        return self.scratch / "inputs" / role
+
+    def remote_input(self, role: InputRole) -> RemoteArtifact:
+        """Return an input artifact that is read where it lies.
+
+        Raises:
+            StageError: INVALID_CONFIG, the task has no such input; what `RemoteArtifact` raises.
+        """
+        return RemoteArtifact(self.storage, self._asked(role))
+
+    def _asked(self, role: InputRole) -> ArtifactRef:
         if role not in self.task.inputs:
             raise StageError(FailureReason.INVALID_CONFIG, f"stage {self.task.stage} was given no input {role!r}")
-        return self.scratch / "inputs" / role
+        return self.task.inputs[role]
 
     def model(self, pinned: Pinned, *, weights: bool = True) -> Path:
         """Return the local folder of a model, downloaded on first use. Don't write to it.

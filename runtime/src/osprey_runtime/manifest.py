@@ -3,11 +3,12 @@
 <prefix>/manifest.json                          names the attempt and every file, size and SHA-256
 <prefix>/doubted                                somebody read a file that was not what the manifest says
 <prefix>/attempts/<attempt>/<digest>/<path>     the files
+<prefix>/parts/<SHA-256>                        those that were uploaded before the end, see `parts`
 """
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -34,6 +35,7 @@ from osprey_runtime.store import (
 
 NAME = "manifest.json"
 DOUBT = "doubted"
+PARTS = "parts"
 _UPLOAD_TIME = timedelta(days=1)
 """An upload that began longer ago has nobody any more who goes on with it."""
 
@@ -52,6 +54,13 @@ class File(StatusModel):
     size: int
     """Bytes."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    part: bool = False
+    """Uploaded while the stage still ran."""
+
+
+def part_key(file: File) -> str:
+    """Return the key of a part, relative to the artifact's prefix."""
+    return f"{PARTS}/{file.sha256}"
 
 
 class Manifest(StatusModel):
@@ -83,6 +92,10 @@ class Manifest(StatusModel):
         Named by attempt and by content: two pods of one Job may each believe to be the only one.
         """
         return f"attempts/{self.attempt}/{self.digest.removeprefix('sha256:')[:16]}"
+
+    def key_of(self, file: File) -> str:
+        """Return the key of one of the files, relative to the artifact's prefix."""
+        return part_key(file) if file.part else f"{self.folder}/{file.path}"
 
     @property
     def size(self) -> int:
@@ -143,8 +156,9 @@ def is_whole(store: Store, prefix: str, manifest: Manifest) -> bool:
     The content is read only where a reader doubted it, since that may be terabytes. A doubt without a reason is
     removed.
     """
-    sizes = {entry.key: entry.size for entry in store.list(join(prefix, manifest.folder))}
-    files = {join(prefix, manifest.folder, file.path): file for file in manifest.files}
+    folders = (manifest.folder, PARTS) if any(file.part for file in manifest.files) else (manifest.folder,)
+    sizes = {entry.key: entry.size for folder in folders for entry in store.list(join(prefix, folder))}
+    files = {join(prefix, manifest.key_of(file)): file for file in manifest.files}
     if any(sizes.get(key) != file.size for key, file in files.items()):
         return False
     if not store.exists(join(prefix, DOUBT)):
@@ -156,7 +170,8 @@ def is_whole(store: Store, prefix: str, manifest: Manifest) -> bool:
 
 
 def set_aside(store: Store, prefix: str, attempt: str) -> None:
-    """Rename the manifest of a damaged artifact, so that the artifact is made anew."""
+    """Rename the manifest of a damaged artifact, so that the artifact is made anew, parts included."""
+    store.delete([entry.key for entry in store.list(join(prefix, PARTS))])
     store.write(join(prefix, f"manifest.corrupt-{attempt}.json"), store.read(join(prefix, NAME)))
     store.delete([join(prefix, NAME)])
     store.delete([join(prefix, DOUBT)])
@@ -174,8 +189,22 @@ def publish(
     peak_memory_bytes: int = 0,
     versions: Mapping[str, str] | None = None,
     commit: str | None = None,
+    parts: Iterable[File] = (),
 ) -> Manifest:
     """Upload a folder and complete the artifact at a prefix by its manifest.
+
+    Args:
+        store: where.
+        prefix: of the artifact.
+        attempt: UID of the Job.
+        folder: the files.
+        task: that was done.
+        result: of the stage.
+        seconds: that it took.
+        peak_memory_bytes: of its processes.
+        versions: of the distributions that made it.
+        commit: of the image.
+        parts: files of the artifact that are uploaded already.
 
     Returns:
         The manifest that is there now: this one, or that of another attempt which was faster. The files of
@@ -185,7 +214,8 @@ def publish(
         ValueError: the folder has no file.
         StageError: the store can't be used.
     """
-    files = files_of(folder)
+    made = files_of(folder)
+    files = tuple(sorted((*made, *parts), key=lambda file: file.path))
     if not files:
         raise ValueError(f"stage {task.stage} made no file in {folder}")
     manifest = Manifest(
@@ -203,8 +233,8 @@ def publish(
         versions=dict(versions or {}),
         commit=commit,
     )
-    for file in files:
-        store.upload(folder / file.path, join(prefix, manifest.folder, file.path))
+    for file in made:
+        store.upload(folder / file.path, join(prefix, manifest.key_of(file)))
     data = manifest.model_dump_json(indent=1).encode()
     if store.write(join(prefix, NAME), data, only_if_absent=True):
         return manifest
@@ -215,16 +245,94 @@ def publish(
             f"{store.uri}/{join(prefix, NAME)} was there and is gone: somebody deletes artifacts; it is tried again",
         )
     if winner.folder != manifest.folder:
-        store.delete([join(prefix, manifest.folder, file.path) for file in files])
+        store.delete([join(prefix, manifest.key_of(file)) for file in made])
     return winner
 
 
 def sweep(store: Store, prefix: str, manifest: Manifest) -> None:
     """Delete what a finished artifact no longer needs: its checkpoints, and what came of attempts that were killed."""
-    kept = {join(prefix, manifest.folder, file.path) for file in manifest.files}
-    folders = (join(prefix, "attempts"), join(prefix, "checkpoints"))
+    kept = {join(prefix, manifest.key_of(file)) for file in manifest.files}
+    folders = (join(prefix, "attempts"), join(prefix, PARTS), join(prefix, "checkpoints"))
     store.delete([entry.key for folder in folders for entry in store.list(folder) if entry.key not in kept])
     store.forget_uploads(prefix, older_than=_UPLOAD_TIME)
+
+
+class RemoteArtifact:
+    """A finished artifact, read where it lies.
+
+    Attributes:
+        manifest: what it is made of.
+    """
+
+    def __init__(self, location: StorageLocation, artifact: ArtifactRef) -> None:
+        """Read the manifest.
+
+        Args:
+            location: storage whose endpoint and region are used; the artifact may lie in another bucket of it.
+            artifact: which one.
+
+        Raises:
+            StageError: SOURCE_NOT_FOUND, there is no manifest; CORRUPT_ARTIFACT, it has another digest; or the
+                storage can't be used.
+        """
+        self._uri = artifact.uri
+        self._store = open_store(location.model_copy(update={"uri": artifact.uri}))
+        found = find(self._store)
+        if found is None:
+            raise StageError(
+                FailureReason.SOURCE_NOT_FOUND,
+                f"there is no finished artifact at {artifact.uri}: name the folder that holds {NAME}",
+            )
+        if found.digest != artifact.digest:
+            # Nothing is damaged, so nothing is to be deleted.
+            raise StageError(
+                FailureReason.CORRUPT_ARTIFACT,
+                f"{artifact.uri} has digest {found.digest} and not {artifact.digest}: correct the digest in "
+                "spec.import, or let the stage that made it run again",
+            )
+        self.manifest = found
+
+    def file(self, path: str) -> File:
+        """Return one of the files.
+
+        Raises:
+            StageError: CORRUPT_ARTIFACT, the manifest names no such file.
+        """
+        for file in self.manifest.files:
+            if file.path == path:
+                return file
+        raise _corrupt(self._uri, f"has no file {path}")
+
+    def download(self, file: File, path: Path) -> None:
+        """Download one file, and verify it.
+
+        Raises:
+            StageError: CORRUPT_ARTIFACT, it is missing or not what the manifest says, of which a note is left; or the
+                storage can't be used.
+        """
+        try:
+            content = self._store.download(self.manifest.key_of(file), path)
+        except FileNotFoundError as error:
+            raise _corrupt(self._uri, f"lacks its file {file.path}") from error
+        if (content.size, content.sha256) != (file.size, file.sha256):
+            raise self.doubted(file)
+
+    def read(self, file: File, start: int, length: int) -> bytes:
+        """Return a part of a file. It is not verified: compare a checksum, and raise `doubted` where it differs.
+
+        Raises:
+            StageError: CORRUPT_ARTIFACT, the file is missing; or the storage can't be used.
+        """
+        try:
+            return self._store.read_range(self.manifest.key_of(file), start, length)
+        except FileNotFoundError as error:
+            raise _corrupt(self._uri, f"lacks its file {file.path}") from error
+
+    def doubted(self, file: File) -> StageError:
+        """Leave a note that a file is not what the manifest says, and return the error that says so."""
+        with suppress(StageError):  # this pod may only read there
+            self._store.write(DOUBT, b"")
+        return _corrupt(self._uri, f"has another {file.path} than its manifest says")
 
 
 def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Path:
@@ -242,37 +350,14 @@ def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Pat
         StageError: SOURCE_NOT_FOUND, there is no manifest; CORRUPT_ARTIFACT, a digest does not match;
             OUT_OF_DISK; or the storage can't be used.
     """
-    store = open_store(location.model_copy(update={"uri": artifact.uri}))
-    manifest = find(store)
-    if manifest is None:
-        raise StageError(
-            FailureReason.SOURCE_NOT_FOUND,
-            f"there is no finished artifact at {artifact.uri}: name the folder that holds {NAME}",
-        )
-    if manifest.digest != artifact.digest:
-        # Nothing is damaged, so nothing is to be deleted.
-        raise StageError(
-            FailureReason.CORRUPT_ARTIFACT,
-            f"{artifact.uri} has digest {manifest.digest} and not {artifact.digest}: correct the digest in "
-            "spec.import, or let the stage that made it run again",
-        )
+    remote = RemoteArtifact(location, artifact)
+    manifest = remote.manifest
     folder.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder.parent).free < manifest.size:
         raise out_of_disk(folder)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as unfinished:
-
-        def download(file: File) -> None:
-            try:
-                content = store.download(join(manifest.folder, file.path), Path(unfinished, "files", file.path))
-            except FileNotFoundError as error:
-                raise _corrupt(artifact.uri, f"lacks its file {file.path}") from error
-            if (content.size, content.sha256) != (file.size, file.sha256):
-                with suppress(StageError):  # this pod may only read there
-                    store.write(DOUBT, b"")
-                raise _corrupt(artifact.uri, f"has another {file.path} than its manifest says")
-
         with ThreadPoolExecutor(DOWNLOAD_STREAMS) as pool:
-            list(pool.map(download, manifest.files))
+            list(pool.map(lambda file: remote.download(file, Path(unfinished, "files", file.path)), manifest.files))
         if folder.exists():
             shutil.rmtree(folder)
         Path(unfinished, "files").rename(folder)

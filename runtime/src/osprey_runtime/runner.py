@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from osprey_api.conditions import EXIT_CODE_OF, ExitCode, FailureReason
-from osprey_api.stages import ArtifactRef, Outcome, StageName, StageResult, StageTask
+from osprey_api.stages import ArtifactRef, InputRole, Outcome, StageName, StageResult, StageTask
 from osprey_runtime import manifest as manifests
 from osprey_runtime import ranks, result
 from osprey_runtime.checkpoint import Checkpoints
@@ -27,6 +27,7 @@ from osprey_runtime.context import StageContext, stopped
 from osprey_runtime.errors import StageError
 from osprey_runtime.failures import failure_of
 from osprey_runtime.manifest import Manifest
+from osprey_runtime.parts import Parts
 from osprey_runtime.progress import Progress
 from osprey_runtime.settings import Settings
 from osprey_runtime.store import Store, join, open_store
@@ -55,11 +56,13 @@ class Stage:
             whatever it returns then is not published.
         distributed: it runs in `execution.nodes` x `execution.processes_per_node` processes; else in one.
         publishes: it makes an artifact; else its result is all there is.
+        remote: inputs that it reads where they lie, since they may be larger than the pod's disk.
     """
 
     run: Callable[[StageContext], StageResult]
     distributed: bool = False
     publishes: bool = True
+    remote: frozenset[InputRole] = frozenset()
 
 
 def main(stages: Mapping[StageName, Stage], *, worker_module: str, argv: Sequence[str]) -> int:
@@ -103,6 +106,8 @@ def _run(
                     _sweep(store, prefix, finished)  # an attempt may have been killed just before it did
                 return _reused(finished, task)
         for role, artifact in task.inputs.items():
+            if role in stage.remote:
+                continue
             manifests.fetch(task.storage, artifact, settings.scratch / "inputs" / role)
         _empty(settings.scratch / "output")
         if stop.is_set():
@@ -124,6 +129,7 @@ def _run(
             peak_memory_bytes=made.peak_memory_bytes,
             versions=_versions(),
             commit=settings.commit or None,
+            parts=Parts(store, prefix).found().values(),
         )
         _sweep(store, prefix, published)
         return made.model_copy(
@@ -184,6 +190,7 @@ def _called(stage: Stage, task: StageTask, settings: Settings, stop: threading.E
             scratch=settings.scratch,
             progress=progress,
             checkpoints=checkpoints,
+            parts=Parts(open_store(task.storage), prefix_of(task)),
             stop=stop,
             rank=settings.rank,
             local_rank=settings.local_rank,

@@ -109,6 +109,7 @@ REFUSED = [
     (BACKBONE, "source.uri", "pvc://models/..", "write it without '..'"),
     (DRAFTER, "serving.speculation", {"steps": 3, "draftTokens": 6}, "set draftTokens to steps + 1"),
     (DRAFTER, "distillation", {"stepWeights": [1.0, 0.5]}, "not one weight for each step of the unroll"),
+    (DRAFTER, "distillation", {"teacher": {"tensorParallel": 3}}, "multiple of distillation.teacher.tensorParallel"),
     (DRAFTER, "distillation", {"unroll": 2, "stepWeights": [0.0, 1.0]}, "the first of distillation.stepWeights is 0"),
     (DRAFTER, "serving.replicas", -1, "should be greater than or equal to 0"),
     (DRAFTER, "distillation.learningRate", 0, "spec.distillation.learningRate"),

@@ -6,6 +6,7 @@ from osprey_api.common import Storage
 from osprey_api.naming import FIELD_MANAGER
 from osprey_api.serving import ServerFiles
 from osprey_api.stages import StageName, StageTask
+from osprey_operator.manifests.stage_job import DISTRIBUTED
 from osprey_operator.state import Settings
 from tests.operator.manifests.builders import (
     ARTIFACT,
@@ -190,7 +191,7 @@ def test_deadline_and_grace_period_come_from_the_spec():
     assert job(StageName.CONVERT, spec=spec)["spec"]["activeDeadlineSeconds"] == 60
 
 
-@pytest.mark.parametrize("stage", [StageName.PRETRAIN, StageName.DISTIL])
+@pytest.mark.parametrize("stage", sorted(DISTRIBUTED))
 def test_several_nodes_find_each_other_before_they_are_ready(stage):
     service, the_job = objects(stage, task=task(stage, nodes=4), spec=drafter(job={"nodes": 4, "gpusPerNode": 8}))
     name = the_job["metadata"]["name"]
@@ -205,7 +206,7 @@ def test_several_nodes_find_each_other_before_they_are_ready(stage):
     assert stage_container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
 
 
-@pytest.mark.parametrize("stage", [s for s in StageName if s not in {StageName.PRETRAIN, StageName.DISTIL}])
+@pytest.mark.parametrize("stage", [s for s in StageName if s not in DISTRIBUTED])
 def test_only_training_is_spread_and_has_gpus(stage):
     (the_job,) = objects(stage, task=task(stage, nodes=4), spec=drafter(job={"nodes": 4, "gpusPerNode": 8}))
     assert the_job["spec"]["completions"] == 1

@@ -185,6 +185,34 @@ def test_a_drafter_from_scratch_needs_no_backbone():
     assert world.resource["status"]["revisions"][0]["state"] == "Exported"
 
 
+def test_captured_states_come_beside_the_initial_drafter():
+    world = drafter(distillation={"teacher": {"mode": "Captured", "maxStorageGiB": 7}, "sequenceLength": 512})
+    world.settle()
+    world.succeed("resolve")
+    assert world.stage("capture")["state"] == "Pending"
+    world.succeed("regenerate")
+    assert world.stages_with_jobs() == {"capture", "convert", "baseline"}
+    capture = task_of(world.job("capture"))
+    assert set(capture.inputs) == {InputRole.ANSWERS}
+    assert (capture.config.sequence_length, capture.execution.captured_gib_limit) == (512, 7)
+    world.succeed("convert")
+    assert world.stages_with_jobs() == {"capture", "baseline"}
+    world.succeed("capture")
+    distil = task_of(world.job("distil"))
+    assert set(distil.inputs) == {InputRole.ANSWERS, InputRole.DRAFTER, InputRole.STATES}
+    assert distil.inputs[InputRole.STATES].uri.endswith(capture.fingerprint)
+
+
+def test_another_learning_rate_captures_nothing_anew():
+    captured = {"teacher": {"mode": "Captured"}}
+    before, after = (drafter(distillation=captured | more) for more in ({}, {"learningRate": 0.5}))
+    for world in (before, after):
+        world.settle()
+        world.succeed("resolve")
+        world.succeed("regenerate")
+    assert task_of(before.job("capture")).fingerprint == task_of(after.job("capture")).fingerprint
+
+
 def test_the_whole_vocabulary_is_no_vocabulary_size():
     world = drafter(distillation={"draftVocabSize": 60000})
     world.settle()

@@ -11,8 +11,15 @@ from osprey_trainer.data.split import Split
 class Names:
     """In place of the target's states, which these tests do not need: a batch is the names of its dialogues."""
 
+    announced = None
+
+    def prepare(self, dialogues):
+        self.announced = [dialogue.name for dialogue in dialogues]
+
     def batch(self, dialogues):
-        return [dialogue.name for dialogue in dialogues]
+        names = [dialogue.name for dialogue in dialogues]
+        assert self.announced in [None, names]  # what is announced is what is asked for
+        return names
 
 
 def dialogues(count):

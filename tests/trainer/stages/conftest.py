@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from osprey_api.fingerprint import sha256
 from osprey_api.stages import (
     ArtifactRef,
+    CaptureConfig,
     ConvertConfig,
     DataToResolve,
     DistilConfig,
@@ -178,13 +179,17 @@ class Machine:
         config = ConvertConfig(target=target, draft_vocab_size=draft_vocab_size, seed=0)
         return self.task(config, answers=answers, **inputs)
 
+    def capture(self, answers, *, sequence_length: int = 48, precision: str = "FP32", execution=None) -> StageTask:
+        config = CaptureConfig(target=TARGET, sequence_length=sequence_length, precision=precision)
+        return self.task(config, execution=execution, answers=answers)
+
     def distil(
         self,
         drafter,
         answers,
         *,
+        states: ArtifactRef | None = None,
         epochs: int = 3,
-        teacher: str = "Captured",
         target: Pinned = TARGET,
         execution=None,
         **optimization,
@@ -195,10 +200,11 @@ class Machine:
             unroll=3,
             decay=0.8,
             freeze_embedding=False,
-            teacher=teacher,
+            teacher="Online" if states is None else "Captured",
             optimization=OPTIMIZATION.model_copy(update=optimization),
         )
-        return self.task(config, execution=execution, drafter=drafter, answers=answers)
+        captured = {} if states is None else {"states": states}
+        return self.task(config, execution=execution, drafter=drafter, answers=answers, **captured)
 
     def command(self, task: StageTask, *, scratch: str = "scratch") -> list[str]:
         path = self.root / f"{task.stage}.json"

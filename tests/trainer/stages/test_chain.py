@@ -36,7 +36,8 @@ def chain(tmp_path_factory, greedy_answers, machine_of):
     tokens = run("tokenize", machine.tokenize(tokenizer=pinned["source"], text=pinned["text"]))
     backbone = run("pretrain", machine.pretrain(pruned, tokens))
     initial = run("convert", machine.convert(answers, backbone=backbone))
-    run("distil", machine.distil(initial, answers, epochs=8))
+    states = run("capture", machine.capture(answers))
+    run("distil", machine.distil(initial, answers, states=states, epochs=8))
     return machine, done
 
 
@@ -163,7 +164,7 @@ def test_a_drafter_from_scratch_has_the_targets_embedding(chain, claims, greedy_
     assert outcome.result.coverage == 1.0
     target = load(claims / "models" / "target")
     assert torch.equal(drafter.embed_tokens.weight, target.model.embed_tokens.weight)
-    trained = machine.done(machine.distil(outcome.artifact, machine.answers(greedy_answers), teacher="Online"))
+    trained = machine.done(machine.distil(outcome.artifact, machine.answers(greedy_answers)))
     assert trained.result.final_loss < trained.result.first_loss
     served = Drafter.load(machine.files(trained.artifact))
     assert torch.equal(served.embed_tokens.weight, target.model.embed_tokens.weight)  # SGLang shares the target's
@@ -173,8 +174,8 @@ def test_online_and_captured_states_train_alike(chain, greedy_answers):
     machine, done = chain
     initial, answers = done["convert"][1].artifact, machine.answers(greedy_answers)
     online, captured = (
-        machine.done(machine.distil(initial, answers, epochs=2, teacher=teacher)).result
-        for teacher in ("Online", "Captured")
+        machine.done(machine.distil(initial, answers, states=states, epochs=2)).result
+        for states in (None, done["capture"][1].artifact)
     )
     assert online.final_loss == pytest.approx(captured.final_loss, rel=1e-3)
     assert online.simulated_acceptance_length == pytest.approx(captured.simulated_acceptance_length, rel=0.05)

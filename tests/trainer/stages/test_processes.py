@@ -7,6 +7,7 @@ import pytest
 from osprey_api.stages import Execution
 
 ALONE, PAIR = Execution(), Execution(processes_per_node=2, zero_stage=1)
+SHARED = Execution(processes_per_node=2, zero_stage=1, teacher_tensor_parallel=2)
 
 
 def losses(machine, task):
@@ -33,14 +34,15 @@ def test_pretraining(machine, other_machine):
     assert pair.tokens == alone.tokens
 
 
-def test_distillation(machine, other_machine, greedy_answers):
+@pytest.mark.parametrize("pair", [PAIR, SHARED], ids=["each its own target", "one shared target"])
+def test_distillation(machine, other_machine, greedy_answers, pair):
     results = []
-    for place, execution in ((machine, ALONE), (other_machine, PAIR)):
+    for place, execution in ((machine, ALONE), (other_machine, pair)):
         answers = place.answers(greedy_answers)
         pruned = place.done(place.prune()).artifact
         initial = place.done(place.convert(answers, backbone=pruned)).artifact
         results.append(losses(place, place.distil(initial, answers, epochs=2, execution=execution)))
-    (alone, alone_losses), (pair, pair_losses) = results
-    assert pair_losses == pytest.approx(alone_losses, rel=1e-3)
-    assert pair.supervised_tokens == alone.supervised_tokens
-    assert pair.simulated_acceptance_length == pytest.approx(alone.simulated_acceptance_length, rel=0.05)
+    (alone, alone_losses), (together, losses_together) = results
+    assert losses_together == pytest.approx(alone_losses, rel=1e-3)
+    assert together.supervised_tokens == alone.supervised_tokens
+    assert together.simulated_acceptance_length == pytest.approx(alone.simulated_acceptance_length, rel=0.05)

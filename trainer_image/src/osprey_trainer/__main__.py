@@ -15,20 +15,26 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from osprey_api.stages import TASK_VARIABLE, StageName, StageResult
+from osprey_api.stages import TASK_VARIABLE, InputRole, StageName, StageResult
 from osprey_runtime.context import StageContext
 from osprey_runtime.ranks import WORKER_ARGUMENT
 from osprey_runtime.runner import Stage, main
 
 
-def _stage(name: StageName, *, distributed: bool = False, publishes: bool = True) -> Stage:
+def _stage(
+    name: StageName,
+    *,
+    distributed: bool = False,
+    publishes: bool = True,
+    remote: frozenset[InputRole] = frozenset(),
+) -> Stage:
     def run(ctx: StageContext) -> StageResult:
         # Imported when it is wanted: DeepSpeed alone takes seconds, and most stages do without.
         module = importlib.import_module(f"osprey_trainer.stages.{name}")
         result: StageResult = module.run(ctx)
         return result
 
-    return Stage(run, distributed=distributed, publishes=publishes)
+    return Stage(run, distributed=distributed, publishes=publishes, remote=remote)
 
 
 STAGES = {
@@ -36,8 +42,9 @@ STAGES = {
     StageName.PRUNE: _stage(StageName.PRUNE),
     StageName.TOKENIZE: _stage(StageName.TOKENIZE),
     StageName.PRETRAIN: _stage(StageName.PRETRAIN, distributed=True),
+    StageName.CAPTURE: _stage(StageName.CAPTURE, distributed=True),
     StageName.CONVERT: _stage(StageName.CONVERT),
-    StageName.DISTIL: _stage(StageName.DISTIL, distributed=True),
+    StageName.DISTIL: _stage(StageName.DISTIL, distributed=True, remote=frozenset({InputRole.STATES})),
 }
 
 

@@ -28,6 +28,7 @@ from osprey_api.stages import (
     SERVER_URL_VARIABLE,
     TASK_VARIABLE,
     BaselineConfig,
+    CaptureConfig,
     ConvertConfig,
     DistilConfig,
     EvaluateConfig,
@@ -56,7 +57,7 @@ from osprey_operator.manifests.pod import (
 )
 from osprey_operator.state import KubernetesObject, Owner, Settings
 
-DISTRIBUTED = frozenset({StageName.PRETRAIN, StageName.DISTIL})
+DISTRIBUTED = frozenset({StageName.PRETRAIN, StageName.CAPTURE, StageName.DISTIL})
 """Stages that run on `job.nodes` times `job.gpusPerNode` processes."""
 JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
@@ -243,7 +244,7 @@ def _sources(config: StageConfig) -> list[str]:
             return [config.tokenizer.uri, *(data.source.uri for data in config.data)]
         case PretrainConfig():
             return []
-        case ConvertConfig() | DistilConfig():
+        case CaptureConfig() | ConvertConfig() | DistilConfig():
             return [config.target.uri]
         case RegenerateConfig() | BaselineConfig() | EvaluateConfig():
             return [config.target.uri, *(prompt.source.uri for prompt in config.prompts)]

@@ -153,13 +153,21 @@ def previous_status(resource: KubernetesObject) -> OspreyDrafterStatus:
 def _run(
     pipeline: Pipeline, spec: OspreyDrafterSpec, resolved: Resolved | None, observed: Observed, settings: Settings
 ) -> Training:
-    """Move the stages on. The baseline needs no drafter, so it runs beside the others."""
+    """Move the stages on. Baseline and captured states need no drafter, so they come beside the others."""
+    captures = spec.distillation.teacher.mode == "Captured"
+    capture = (StageName.CAPTURE,) if captures else ()
     later = (StageName.CONVERT, StageName.DISTIL, StageName.EVALUATE)
     if resolved is None:
-        pipeline.keep(StageName.REGENERATE, *later, StageName.BASELINE)
+        pipeline.keep(StageName.REGENERATE, *capture, *later, StageName.BASELINE)
         return Training(None, None)
     answers = pipeline.run(stages.regenerate(spec, resolved, settings))
     baseline = pipeline.run(stages.baseline(spec, resolved, settings))
+    states = None
+    if captures:
+        if answers is None:
+            pipeline.wait(StageName.CAPTURE)
+        else:
+            states = pipeline.run(stages.capture(spec, resolved), {InputRole.ANSWERS: answers})
     backbone = _backbone(pipeline, spec, observed)
     if isinstance(backbone, Trouble):
         pipeline.keep(*later, why=backbone)
@@ -171,10 +179,13 @@ def _run(
     if backbone is not None:
         inputs[InputRole.BACKBONE] = backbone
     initial = pipeline.run(stages.convert(spec, resolved), inputs)
-    if initial is None:
+    if initial is None or (captures and states is None):
         pipeline.wait(StageName.DISTIL, StageName.EVALUATE)
         return Training(resolved, None)
-    drafter = pipeline.run(stages.distil(spec, resolved), {InputRole.DRAFTER: initial, InputRole.ANSWERS: answers})
+    taught = {InputRole.DRAFTER: initial, InputRole.ANSWERS: answers}
+    if states is not None:
+        taught[InputRole.STATES] = states
+    drafter = pipeline.run(stages.distil(spec, resolved), taught)
     if drafter is None or baseline is None:
         pipeline.wait(StageName.EVALUATE)
         return Training(resolved, drafter)

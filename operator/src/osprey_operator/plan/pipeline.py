@@ -82,7 +82,8 @@ INPUT_FAULTS = frozenset({FailureReason.CORRUPT_ARTIFACT, FailureReason.SOURCE_N
 PRODUCERS: Mapping[StageName, tuple[StageName, ...]] = {
     StageName.PRETRAIN: (StageName.PRUNE, StageName.TOKENIZE),
     StageName.CONVERT: (StageName.REGENERATE,),
-    StageName.DISTIL: (StageName.REGENERATE, StageName.CONVERT),
+    StageName.CAPTURE: (StageName.REGENERATE,),
+    StageName.DISTIL: (StageName.REGENERATE, StageName.CAPTURE, StageName.CONVERT),
     StageName.EVALUATE: (StageName.DISTIL, StageName.BASELINE),
 }
 """The stages of the same resource whose artifacts a stage reads."""
@@ -220,13 +221,22 @@ class Pipeline:
     def _execution(self, stage: StageName) -> Execution:
         job = self.spec.job
         if stage in DISTRIBUTED:
-            return Execution(
+            spread = Execution(
                 nodes=job.nodes,
                 processes_per_node=max(job.gpus_per_node, 1),
                 zero_stage=job.zero_stage,
                 checkpoint_every_steps=job.checkpoint_every_steps,
                 checkpoints_kept=job.checkpoints_kept,
             )
+            if isinstance(self.spec, OspreyDrafterSpec):
+                teacher = self.spec.distillation.teacher
+                return spread.model_copy(
+                    update={
+                        "captured_gib_limit": teacher.max_storage_gib,
+                        "teacher_tensor_parallel": teacher.tensor_parallel,
+                    }
+                )
+            return spread
         if stage is StageName.REGENERATE and isinstance(self.spec, OspreyDrafterSpec):
             return Execution(concurrency=self.spec.regeneration.concurrency)
         return Execution()

@@ -7,6 +7,7 @@ from osprey_api.fingerprint import sha256
 from osprey_api.naming import ANNOTATION_RETRY
 from osprey_api.stages import (
     BaselineConfig,
+    CaptureConfig,
     ConvertConfig,
     DataToResolve,
     DistilConfig,
@@ -103,6 +104,15 @@ def baseline(spec: OspreyDrafterSpec, resolved: Resolved, settings: Settings) ->
         max_tokens=spec.evaluation.max_tokens,
         concurrency=spec.evaluation.concurrency,
         engine=_engine(spec, settings),
+    )
+
+
+def capture(spec: OspreyDrafterSpec, resolved: Resolved) -> CaptureConfig:
+    """The target's states of its answers."""
+    return CaptureConfig(
+        target=resolved.model,
+        sequence_length=spec.distillation.sequence_length,
+        precision=spec.distillation.precision,
     )
 
 

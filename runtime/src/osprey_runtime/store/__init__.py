@@ -56,6 +56,10 @@ class Store(Protocol):
         """Yield the content of a key in pieces; a broken connection is resumed where it broke."""
         ...
 
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """Return `length` bytes of a key from byte `start` on; fewer where it ends before."""
+        ...
+
     def write(self, key: str, data: bytes, *, only_if_absent: bool = False) -> bool:
         """Write a small key and return whether it was written.
 

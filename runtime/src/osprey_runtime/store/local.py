@@ -33,6 +33,12 @@ class LocalStore(Store):
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of a key's content."""
+        with self._errors(), self._path(key).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
     def write(self, key: str, data: bytes, *, only_if_absent: bool = False) -> bool:
         """Write a small key and return whether it was written."""
         with self._errors():

@@ -68,8 +68,12 @@ class S3Store(Store):
 
     def stream(self, key: str) -> Iterator[bytes]:
         """Yield the content of a key in pieces; a broken connection is resumed where it broke."""
-        position, resumptions = 0, 0
-        condition: dict[str, str] = {}
+        return self._pieces(key)
+
+    def _pieces(self, key: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        position, resumptions = start, 0
+        last = "" if stop is None else str(stop - 1)
+        condition = {} if stop is None else {"Range": f"bytes={start}-{last}"}
         while True:
             try:
                 with self._errors(key):
@@ -83,15 +87,19 @@ class S3Store(Store):
             except StageError as error:
                 if error.reason is not FailureReason.STORAGE_UNAVAILABLE or resumptions == _RESUMPTIONS:
                     raise
-                if position == 0:
+                if position == start:
                     raise  # botocore has tried that often enough
                 resumptions += 1
             else:
                 return
             # If-Match: the rest of another object would make nonsense of the whole.
-            condition = {"Range": f"bytes={position}-", "IfMatch": answer["ETag"]}
+            condition = {"Range": f"bytes={position}-{last}", "IfMatch": answer["ETag"]}
             if position == size:
                 return
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """Return `length` bytes of a key from byte `start` on; fewer where it ends before."""
+        return b"".join(self._pieces(key, start, start + length))
 
     def write(self, key: str, data: bytes, *, only_if_absent: bool = False) -> bool:
         """Write a small key and return whether it was written."""

@@ -35,10 +35,14 @@ class DialogueBatches:
         self._chunk: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def __next__(self) -> DialogueBatch:
-        step, micro_batch = divmod(self._served, self._split.accumulation)
+        batch = self._teacher.batch(self._micro_batch(self._served))
         self._served += 1
-        members = self.members(step)[self._split.members(micro_batch)]
-        return self._teacher.batch([self._dialogues[index] for index in members])
+        self._teacher.prepare(self._micro_batch(self._served))
+        return batch
+
+    def _micro_batch(self, number: int) -> list[Dialogue]:
+        step, micro_batch = divmod(number, self._split.accumulation)
+        return [self._dialogues[index] for index in self.members(step)[self._split.members(micro_batch)]]
 
     def members(self, step: int) -> npt.NDArray[np.int64]:
         """Indices of the dialogues of a step, the shortest first: [global batch size]."""

@@ -1,26 +1,22 @@
-"""Where the target's states come from: computed for every batch, or once and then read from disk."""
+"""Where the target's states come from: here, from the target itself; `states` reads those that were captured."""
 
-import logging
-import math
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 
-from osprey_api.conditions import FailureReason
-from osprey_runtime.errors import StageError
+from osprey_runtime.manifest import Manifest
 from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.data.answers import Dialogue
 from osprey_trainer.data.split import MICRO_BATCH_TOKENS
-from osprey_trainer.models.target import Target, TargetStates
+from osprey_trainer.models.target import Target
 
-log = logging.getLogger(__name__)
 
-_REPORTS = 10
+def answers_are_greedy(answers: Manifest) -> bool:
+    """Says whether the next token of an answer is also the target's most likely one; else that one is computed."""
+    return isinstance(answers.config, dict) and answers.config.get("temperature") == 0
 
 
 def alike_in_length(dialogues: Sequence[Dialogue]) -> Iterator[list[Dialogue]]:
@@ -38,8 +34,34 @@ def alike_in_length(dialogues: Sequence[Dialogue]) -> Iterator[list[Dialogue]]:
 class Teacher(Protocol):
     """Adds the target's states to dialogues."""
 
+    def prepare(self, dialogues: Sequence[Dialogue]) -> None:
+        """Is told what `batch` will be asked for next."""
+
     def batch(self, dialogues: Sequence[Dialogue]) -> DialogueBatch:
         """Returns the dialogues as one micro-batch."""
+
+
+class SharedTeacher:
+    """Runs a target that several consecutive ranks share, on the batch of each of them in turn.
+
+    All of them must call `batch` equally often.
+    """
+
+    def __init__(self, target: Target, *, greedy: bool, device: torch.device, tensor_parallel: int) -> None:
+        """tensor_parallel: ranks that share the target. All ranks of the process group must come here together."""
+        self._own = OnlineTeacher(target, greedy=greedy, device=device)
+        self._place = dist.get_rank() % tensor_parallel
+        self._group, _ = dist.new_subgroups(group_size=tensor_parallel)
+        self._size = tensor_parallel
+
+    def prepare(self, dialogues: Sequence[Dialogue]) -> None:
+        """Does nothing: the target runs where the drafter does."""
+
+    def batch(self, dialogues: Sequence[Dialogue]) -> DialogueBatch:
+        """Returns the dialogues as one micro-batch, on the target's device."""
+        asked: list[Sequence[Dialogue]] = [[]] * self._size
+        dist.all_gather_object(asked, list(dialogues), group=self._group)
+        return [self._own.batch(each) for each in asked][self._place]
 
 
 class OnlineTeacher:
@@ -55,6 +77,9 @@ class OnlineTeacher:
         self._greedy = greedy
         self._device = device
 
+    def prepare(self, dialogues: Sequence[Dialogue]) -> None:
+        """Does nothing: the target runs where the drafter does."""
+
     def batch(self, dialogues: Sequence[Dialogue]) -> DialogueBatch:
         """Returns the dialogues as one micro-batch, on the target's device."""
         ids = pad_sequence([dialogue.ids for dialogue in dialogues], batch_first=True).to(self._device)
@@ -67,114 +92,3 @@ class OnlineTeacher:
             greedy=None if self._greedy else self._target.greedy_tokens(states.last_hidden),
             names=tuple(dialogue.name for dialogue in dialogues),
         ).to(self._device)
-
-
-class CapturedTeacher:
-    """Reads states that the target computed once, memory-mapped.
-
-    The files of the folder are `taps.bin` [N, 3·Ht], `last_hidden.bin` [N, Ht] and, unless the answers are greedy,
-    `greedy.bin` int64 [N], where N counts the tokens of all dialogues in their order.
-    """
-
-    def __init__(
-        self, folder: Path, dialogues: Sequence[Dialogue], *, taps: int, hidden: int, dtype: torch.dtype, greedy: bool
-    ) -> None:
-        """taps: 3·Ht; hidden: Ht."""
-        lengths = [len(dialogue) for dialogue in dialogues]
-        tokens = sum(lengths)
-        self._taps = _mapped(folder / "taps.bin", (tokens, taps), dtype)
-        self._last_hidden = _mapped(folder / "last_hidden.bin", (tokens, hidden), dtype)
-        self._greedy = None if greedy else _mapped(folder / "greedy.bin", (tokens,), torch.int64)
-        ends = torch.tensor(lengths).cumsum(0).tolist()
-        self._rows = {
-            dialogue.name: slice(end - length, end)
-            for dialogue, length, end in zip(dialogues, lengths, ends, strict=True)
-        }
-
-    def batch(self, dialogues: Sequence[Dialogue]) -> DialogueBatch:
-        """Returns the dialogues as one micro-batch, on the CPU."""
-        places = [self._rows[dialogue.name] for dialogue in dialogues]
-        return DialogueBatch.collate(
-            ids=[dialogue.ids for dialogue in dialogues],
-            answer=[dialogue.answer_mask for dialogue in dialogues],
-            states=[TargetStates(self._taps[place], self._last_hidden[place]) for place in places],
-            names=[dialogue.name for dialogue in dialogues],
-            greedy=None if self._greedy is None else [self._greedy[place] for place in places],
-        )
-
-    def fill(self, dialogue: Dialogue, states: TargetStates, greedy: Tensor | None, *, row: int) -> None:
-        """Keeps what the target computed for a dialogue, which is one row of a batch: [B, T, ...], T >= its length."""
-        place, length = self._rows[dialogue.name], len(dialogue)
-        self._taps[place] = states.taps[row, :length].to("cpu", self._taps.dtype)
-        self._last_hidden[place] = states.last_hidden[row, :length].to("cpu", self._last_hidden.dtype)
-        if self._greedy is not None and greedy is not None:
-            self._greedy[place] = greedy[row, :length].cpu()
-
-
-def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
-
-
-def capture(
-    folder: Path,
-    dialogues: Sequence[Dialogue],
-    target: Target,
-    *,
-    greedy: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    local_rank: int,
-    local_world_size: int,
-    barrier: Callable[[], object],
-    check_stopped: Callable[[], None],
-) -> CapturedTeacher:
-    """Computes the states of all dialogues into a folder that the processes of one machine share.
-
-    What the folder holds after an earlier capture that ended is used as it is: give every set of dialogues,
-    target and dtype a folder of its own. Batches do not depend on the number of processes, so neither do the states.
-
-    Args:
-        barrier: returns when all processes have called it.
-        check_stopped: raises when the stage must stop.
-
-    Raises:
-        StageError: OUT_OF_DISK if the states do not fit.
-    """
-    complete = folder / "complete"
-    found = complete.exists()
-    barrier()
-    hidden = target.head.weight.shape[1]
-    if not found and local_rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        _check_disk(folder, dialogues, bytes_per_token=(len(target.tapped_layers) + 1) * hidden * dtype.itemsize)
-    barrier()
-    teacher = CapturedTeacher(
-        folder, dialogues, taps=len(target.tapped_layers) * hidden, hidden=hidden, dtype=dtype, greedy=greedy
-    )
-    if not found:
-        batches = list(alike_in_length(dialogues))
-        mine = batches[local_rank::local_world_size]
-        for number, members in enumerate(mine):
-            check_stopped()
-            if number % max(1, len(mine) // _REPORTS) == 0:
-                log.info("capturing the target's states: batch %d of %d", number, len(mine))
-            ids = pad_sequence([dialogue.ids for dialogue in members], batch_first=True).to(device)
-            states = target.states(ids)
-            tokens = None if greedy else target.greedy_tokens(states.last_hidden)
-            for row, dialogue in enumerate(members):
-                teacher.fill(dialogue, states, tokens, row=row)
-    barrier()
-    if local_rank == 0:
-        complete.touch()
-    return teacher
-
-
-def _check_disk(folder: Path, dialogues: Sequence[Dialogue], *, bytes_per_token: int) -> None:
-    needed = sum(map(len, dialogues)) * bytes_per_token
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise StageError(
-            FailureReason.OUT_OF_DISK,
-            f"The target's captured states need {needed / 2**30:.1f} GiB, but the scratch volume has "
-            f"{free / 2**30:.1f} GiB left: set distillation.teacher.mode to Online, or give a larger scratch volume.",
-        )

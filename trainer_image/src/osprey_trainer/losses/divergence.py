@@ -63,7 +63,7 @@ class Divergence:
 
         d cross-entropy / d z = q - p. With m = 1 where q < p and A = sum_v m_v q_v, dα / d z = q (m - A).
         """
-        losses = -torch.linalg.vecdot(p, log_q)
+        losses: Tensor = -torch.linalg.vecdot(p, log_q)
         if self.kind is Kind.CROSS_ENTROPY and not self.hard:  # the default, without another tensor of this size
             log_q.exp_().sub_(p)
             return losses

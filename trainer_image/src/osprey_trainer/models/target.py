@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.distributed import DistributedConfig
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
@@ -48,6 +51,27 @@ def check_tapped_layers(tapped_layers: Sequence[int], num_layers: int) -> tuple[
     return layers
 
 
+def check_shares(config: PretrainedConfig, tensor_parallel: int) -> None:
+    """Whether a model's layers can be shared by so many processes.
+
+    Raises:
+        StageError: UNSUPPORTED_MODEL if transformers has no plan for it; INVALID_CONFIG if its heads do not divide.
+    """
+    if not config.base_model_tp_plan:
+        raise StageError(
+            FailureReason.UNSUPPORTED_MODEL,
+            f"transformers has no tensor-parallel plan for {config.model_type}: set "
+            "distillation.teacher.tensorParallel to 1.",
+        )
+    heads = config.num_key_value_heads or config.num_attention_heads
+    if heads % tensor_parallel or config.num_attention_heads % tensor_parallel:
+        raise StageError(
+            FailureReason.INVALID_CONFIG,
+            f"The target's {config.num_attention_heads} heads and {heads} key-value heads cannot be shared by "
+            f"{tensor_parallel} processes: set distillation.teacher.tensorParallel to a divisor of both.",
+        )
+
+
 @dataclass(frozen=True)
 class TargetStates:
     """What the drafter learns from.
@@ -76,11 +100,22 @@ class Target:
         tapped_layers: Sequence[int] | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        tensor_parallel: int = 1,
     ) -> None:
         """Loads the model.
 
+        Args:
+            folder: its folder.
+            tapped_layers: "input to layer j" convention; None: the default ones.
+            dtype: of its weights.
+            device: of this process.
+            tensor_parallel: processes that share every layer, by transformers' plan for the model. Consecutive ranks
+                of the process group share; where there are several such groups they divide the weights once more, so
+                all processes must call `states` equally often.
+
         Raises:
-            StageError: UNSUPPORTED_MODEL if its head has a bias; INVALID_CONFIG for impossible tapped layers.
+            StageError: UNSUPPORTED_MODEL if its head has a bias, or transformers has no plan for it; INVALID_CONFIG for
+                impossible tapped layers, or heads that cannot be shared evenly.
         """
         # Of a multimodal model the language model's part.
         config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
@@ -90,8 +125,15 @@ class Target:
             if tapped_layers is None
             else check_tapped_layers(tapped_layers, num_layers)
         )
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        model.to(device).eval().requires_grad_(requires_grad=False)
+        if tensor_parallel == 1:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
+        else:
+            check_shares(config, tensor_parallel)
+            spread = DistributedConfig(tp_size=tensor_parallel, fsdp_size=dist.get_world_size() // tensor_parallel)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, distributed_config=spread
+            )
+        model.eval().requires_grad_(requires_grad=False)
         self.body: nn.Module = model.get_decoder()
         output = model.get_output_embeddings()
         if getattr(output, "bias", None) is not None:
@@ -99,7 +141,8 @@ class Target:
                 FailureReason.UNSUPPORTED_MODEL,
                 "The target's language-model head has a bias; none is supported.",
             )
-        self.head = TeacherHead.of(output.weight, config.to_dict())
+        weight = output.weight.full_tensor() if isinstance(output.weight, DTensor) else output.weight
+        self.head = TeacherHead.of(weight, config.to_dict())
         self._captured: dict[int, Tensor] = {}
         layers: Any = self.body.layers
         for layer in self.tapped_layers:

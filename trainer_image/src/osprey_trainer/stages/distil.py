@@ -16,25 +16,22 @@ from pathlib import Path
 from typing import cast
 
 import torch
-import torch.distributed as dist
-from pydantic import JsonValue
 
 from osprey_api.conditions import FailureReason
-from osprey_api.fingerprint import sha256
 from osprey_api.stages import DistilConfig, DistilResult, InputRole
-from osprey_runtime import manifest
-from osprey_runtime.context import StageContext, stopped
+from osprey_runtime.context import StageContext
 from osprey_runtime.errors import StageError
-from osprey_runtime.store import open_store
 from osprey_trainer.acceptance import simulate, summarise
 from osprey_trainer.data.answers import Dialogue, fit, read_dialogues
 from osprey_trainer.data.dialogues import DialogueBatches
-from osprey_trainer.data.teacher import OnlineTeacher, Teacher, alike_in_length, capture
+from osprey_trainer.data.states import StreamedTeacher
+from osprey_trainer.data.teacher import OnlineTeacher, SharedTeacher, Teacher, alike_in_length, answers_are_greedy
 from osprey_trainer.losses.divergence import Divergence, Kind
 from osprey_trainer.models.draft import Arrangement, Drafter, text_config
 from osprey_trainer.models.hf_names import read_config
 from osprey_trainer.models.target import Target
 from osprey_trainer.objectives import Distillation
+from osprey_trainer.teacher_head import TeacherHead
 from osprey_trainer.training import from_rank_0, process_group, run_loop, split_of, write_report
 
 log = logging.getLogger(__name__)
@@ -66,29 +63,23 @@ def run(ctx: StageContext) -> DistilResult:
     )
     draftable = _draftable_tokens(dialogues, drafter)
     log.info("dialogues: %s; draftable tokens in the draft vocabulary %d", counts, draftable)
-    folder = ctx.model(config.target)
-    _check_sizes(drafter, folder)
+    _check_sizes(drafter, ctx.model(config.target, weights=False))
     with process_group(ctx, optimization.precision) as device:
-        target = Target(
-            folder,
-            tapped_layers=drafter.config.tapped_layers,
-            dtype=_dtype(config),
-            device=device,
-        )
-        teacher = _teacher(ctx, config, dialogues, target, device)
+        teacher, head = _teacher(ctx, config, drafter, dialogues, device)
         objective = Distillation(
             drafter,
-            target.head,
+            head,
             step_weights=config.loss_weights,
             divergence=Divergence(Kind(config.loss), lk_decay=config.lk_decay, hard=config.hard_label_weight),
             train_embedding=_trains_embedding(drafter, config),
         )
-        del target  # with captured states nothing else holds it
         sample = _spread(dialogues, _SAMPLE)
         steps = math.ceil(config.epochs * len(dialogues) / optimization.global_batch_size)
 
         def acceptance(step: int, metrics: Mapping[str, float]) -> float | None:
-            if ctx.task.execution.zero_stage == 3:  # no rank holds the whole drafter
+            execution = ctx.task.execution
+            # With ZeRO 3 no rank has the whole drafter, and a shared target does not run for rank 0 alone.
+            if execution.zero_stage == 3 or execution.teacher_tensor_parallel > 1:
                 return metrics.get("acceptance_length")
             due = step % max(_LEAST_STEPS, steps // _SIMULATIONS) == 0
             return _acceptance_length(drafter, teacher, sample, config, device) if due else None
@@ -103,10 +94,13 @@ def run(ctx: StageContext) -> DistilResult:
             acceptance=acceptance,
         )
         acceptance_length = 0.0
+        final_sample = _spread(dialogues, _FINAL_SAMPLE)
+        if ctx.rank and ctx.task.execution.teacher_tensor_parallel > 1:
+            for batch in alike_in_length(final_sample):
+                teacher.batch(batch)  # with rank 0
         if ctx.rank == 0:
             drafter = Drafter(drafter.config).to(device)
             drafter.load_state_dict(trained.result.weights)
-            final_sample = _spread(dialogues, _FINAL_SAMPLE)
             acceptance_length = _acceptance_length(drafter, teacher, final_sample, config, device)
             drafter.save(ctx.output)
             write_report(
@@ -132,7 +126,7 @@ def _trains_embedding(drafter: Drafter, config: DistilConfig) -> bool:
 
 
 def _dtype(config: DistilConfig) -> torch.dtype:
-    """Of the target, and of its captured states."""
+    """Of the target."""
     return torch.bfloat16 if config.optimization.precision == "BF16" else torch.float32
 
 
@@ -162,47 +156,27 @@ def _check_sizes(drafter: Drafter, target: Path) -> None:
 
 
 def _teacher(
-    ctx: StageContext, config: DistilConfig, dialogues: Sequence[Dialogue], target: Target, device: torch.device
-) -> Teacher:
-    greedy = from_rank_0(_answers_are_greedy(ctx) if ctx.rank == 0 else False)
-    if config.teacher == "Online":
-        return OnlineTeacher(target, greedy=greedy, device=device)
-
-    def check_stopped() -> None:
-        if ctx.stop.is_set():
-            raise stopped()
-
-    return capture(
-        _capture_folder(ctx, config, drafter_layers=target.tapped_layers),
-        dialogues,
-        target,
-        greedy=greedy,
-        dtype=_dtype(config),
-        device=device,
-        local_rank=ctx.local_rank,
-        local_world_size=ctx.task.execution.processes_per_node,
-        barrier=dist.barrier,
-        check_stopped=check_stopped,
+    ctx: StageContext, config: DistilConfig, drafter: Drafter, dialogues: Sequence[Dialogue], device: torch.device
+) -> tuple[Teacher, TeacherHead]:
+    """Returns what adds the target's states to dialogues, and the target's head."""
+    layers = drafter.config.tapped_layers
+    if config.teacher == "Captured":
+        captured = StreamedTeacher(ctx.remote_input(InputRole.STATES), dialogues, ctx.scratch / f"states-{ctx.rank}")
+        if captured.index.tapped_layers != layers:
+            raise StageError(
+                FailureReason.INVALID_CONFIG,
+                f"The drafter taps layers {list(layers)} of the target, and the states are of layers "
+                f"{list(captured.index.tapped_layers)}: set distillation.teacher.mode to Online.",
+            )
+        return captured, captured.head
+    sharers = ctx.task.execution.teacher_tensor_parallel
+    target = Target(
+        ctx.model(config.target), tapped_layers=layers, dtype=_dtype(config), device=device, tensor_parallel=sharers
     )
-
-
-def _capture_folder(ctx: StageContext, config: DistilConfig, *, drafter_layers: Sequence[int]) -> Path:
-    """Named by all that shapes the states: a restarted container finds only its own."""
-    key: JsonValue = {
-        "target": config.target.model_dump(mode="json"),
-        "answers": ctx.task.inputs[InputRole.ANSWERS].digest,
-        "layers": list(drafter_layers),
-        "sequence_length": config.optimization.sequence_length,
-        "precision": config.optimization.precision,
-    }
-    return ctx.scratch / f"teacher-{sha256(key)[:16]}"
-
-
-def _answers_are_greedy(ctx: StageContext) -> bool:
-    """Whether the next token of an answer is also the target's most likely one; else that one is computed."""
-    answers = ctx.task.inputs[InputRole.ANSWERS]
-    found = manifest.find(open_store(ctx.storage.model_copy(update={"uri": answers.uri})))
-    return found is not None and isinstance(found.config, dict) and found.config.get("temperature") == 0
+    greedy = answers_are_greedy(ctx.remote_input(InputRole.ANSWERS).manifest)
+    if sharers > 1:
+        return SharedTeacher(target, greedy=greedy, device=device, tensor_parallel=sharers), target.head
+    return OnlineTeacher(target, greedy=greedy, device=device), target.head
 
 
 def _spread(dialogues: Sequence[Dialogue], count: int) -> list[Dialogue]:

@@ -1,0 +1,221 @@
+"""What each option of the objective is worth: `python -m dev.ablation` on a demonstration that `make demo KEEP=1` left.
+
+Distil runs once for each option, on the demonstration's own initial drafter and answers, all else as the demonstration
+has it. Acceptance length is the trainer's simulation on the held-out prompts with the server's own outputs; it equals
+what SGLang counts in nearly every request, which the demonstration's table shows.
+"""
+
+import argparse
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dev import models
+from dev.demo import results, simulation
+from dev.demo.report import Ratio, Request, acceptance_ratio, table
+from dev.demo.sites import NAMESPACE, Local, variables
+from dev.settings import REPOSITORY
+from osprey_api.naming import LABEL_NAME, LABEL_STAGE
+from osprey_api.stages import (
+    TASK_VARIABLE,
+    ArtifactRef,
+    CaptureConfig,
+    DistilConfig,
+    InputRole,
+    Outcome,
+    StageName,
+    StageTask,
+    stage_fingerprint,
+)
+
+REPORT = REPOSITORY / "build" / "ablation.json"
+OSPREY = "smollm2-osprey"
+AS_IT_IS = "as the demonstration"
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    AS_IT_IS: {},
+    "decay 1.0": {"decay": 1.0},
+    "decay 0.6": {"decay": 0.6},
+    "stepWeights 1, 1, 0.5, 0.25": {"step_weights": (1.0, 1.0, 0.5, 0.25)},
+    "hardLabelWeight 0.5": {"hard_label_weight": 0.5},
+    "hardLabelWeight 1.0": {"hard_label_weight": 1.0},
+    "loss LKAlpha": {"loss": "LKAlpha"},
+    "loss LKLambda": {"loss": "LKLambda"},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One option: mean over requests, and its ratio to the demonstration's own recipe."""
+
+    option: str
+    acceptance_length: float
+    ratio: Ratio
+    by_domain: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The demonstration's distillation, to be run again with something changed.
+
+    Attributes:
+        task: of the distillation.
+        held_out: what the server answered to the held-out prompts.
+        target: folder of the target.
+        environment: of the stages: keys of the storage, threads, claims.
+        scratch: folder for downloads.
+    """
+
+    task: StageTask
+    held_out: Sequence[Mapping[str, Any]]
+    target: Path
+    environment: Mapping[str, str]
+    scratch: Path
+
+    @property
+    def config(self) -> DistilConfig:
+        """Of the distillation."""
+        return DistilConfig.model_validate(self.task.config)
+
+    def captured(self) -> "Experiment":
+        """The same on captured states, which are computed where the demonstration did without."""
+        if InputRole.STATES in self.task.inputs:
+            return self
+        say("captures the target's states, once")
+        config = CaptureConfig(
+            target=self.config.target,
+            sequence_length=self.config.optimization.sequence_length,
+            precision=self.config.optimization.precision,
+        )
+        answers = {InputRole.ANSWERS: self.task.inputs[InputRole.ANSWERS]}
+        states = run_stage(asked(self.task, config, answers), self.scratch / "capture", self.environment)
+        task = self.task.model_copy(
+            update={
+                "config": self.config.model_copy(update={"teacher": "Captured"}),
+                "inputs": {**self.task.inputs, InputRole.STATES: states},
+            }
+        )
+        return replace(self, task=task)
+
+    def run(self, option: str) -> list[Request]:
+        """Distil with an option, and count the verify steps of every held-out request."""
+        config = self.config.model_copy(update=OPTIONS[option])
+        folder = self.scratch / f"run-{list(OPTIONS).index(option)}"
+        drafter = run_stage(asked(self.task, config, self.task.inputs), folder, self.environment)
+        where = results.fetch(drafter, self.task.storage, self.scratch)
+        steps = simulation.verify_steps(self.target, where, self.held_out, steps=config.unroll)
+        say(f"{option}: done")
+        return [
+            Request(
+                domain=line["domain"],
+                prompt_ids=tuple(line["prompt_ids"]),
+                completion_tokens=line["completion_tokens"],
+                verify_steps=count,
+            )
+            for line, count in zip(self.held_out, steps, strict=True)
+        ]
+
+
+def main(words: Sequence[str]) -> None:
+    """Run every option, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m dev.ablation", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1, help="distillations at a time, one thread each")
+    jobs: int = parser.parse_args(words).jobs
+    kubectl = Local().kubectl
+    resource = kubectl.read("ospreydrafter", OSPREY, "-n", NAMESPACE)
+    selector = f"{LABEL_NAME}={OSPREY},{LABEL_STAGE}={StageName.DISTIL}"
+    (job,) = kubectl.read("jobs", "-n", NAMESPACE, "-l", selector)["items"]
+    stage = next(entry for entry in job["spec"]["template"]["spec"]["containers"] if entry["name"] == "stage")
+    told = {entry["name"]: entry.get("value", "") for entry in stage["env"]}
+    task = StageTask.model_validate_json(told[TASK_VARIABLE])
+    secret = kubectl.read("secret", stage["envFrom"][0]["secretRef"]["name"], "-n", NAMESPACE)["data"]
+    keys = {name: base64.b64decode(value).decode() for name, value in secret.items()}
+    target = models.ensure()
+    with tempfile.TemporaryDirectory() as folder, variables(keys):
+        experiment = Experiment(
+            task=task,
+            held_out=results.read_evaluation(resource, task.storage, Path(folder)).lines,
+            target=target,
+            environment=keys | {"OSPREY_CLAIMS_ROOT": str(target.parent.parent), "OMP_NUM_THREADS": "1"},
+            scratch=Path(folder),
+        ).captured()
+        with ThreadPoolExecutor(jobs) as pool:
+            found = dict(zip(OPTIONS, pool.map(experiment.run, OPTIONS), strict=True))
+    rows = [row(option, counted, found[AS_IT_IS]) for option, counted in found.items()]
+    REPORT.parent.mkdir(parents=True, exist_ok=True)
+    REPORT.write_text(json.dumps([asdict(entry) for entry in rows], indent=2) + "\n")
+    sys.stdout.write(text_of(rows) + "\n")
+
+
+def asked(task: StageTask, config: CaptureConfig | DistilConfig, inputs: Mapping[InputRole, ArtifactRef]) -> StageTask:
+    """A task beside another one."""
+    fingerprint = stage_fingerprint(config, dict(inputs))
+    return task.model_copy(update={"config": config, "inputs": dict(inputs), "fingerprint": fingerprint})
+
+
+def run_stage(task: StageTask, scratch: Path, environment: Mapping[str, str]) -> ArtifactRef:
+    """Run a stage of the trainer as its pod does, in a process of its own."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    path, answer = scratch / "task.json", scratch / "outcome.json"
+    path.write_text(task.model_dump_json())
+    with (scratch / "log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, "-m", "osprey_trainer", task.stage, "--task", path, "--scratch", scratch],
+            env=os.environ | environment | {"OSPREY_TERMINATION_LOG": str(answer)},  # noqa: TID251 - a command's own
+            stdout=log,
+            stderr=log,
+            check=False,
+        )
+    outcome = Outcome.model_validate_json(answer.read_text())
+    if done.returncode or outcome.artifact is None:
+        raise SystemExit(f"{task.stage} failed: {outcome.message}")
+    return outcome.artifact
+
+
+def row(option: str, ours: Sequence[Request], plain: Sequence[Request]) -> Row:
+    """Compare an option with the plain recipe, request by request."""
+    domains = dict.fromkeys(request.domain for request in ours)
+    return Row(
+        option,
+        mean(ours),
+        acceptance_ratio(ours, plain),
+        {domain: mean([request for request in ours if request.domain == domain]) for domain in domains},
+    )
+
+
+def mean(requests: Sequence[Request]) -> float:
+    """Return the mean over requests that had a verify step."""
+    lengths = [request.acceptance_length for request in requests if request.verify_steps]
+    return sum(lengths) / len(lengths)
+
+
+def text_of(rows: Sequence[Row]) -> str:
+    """Return the rows as a table."""
+    head = ["option", "acceptance length", "ratio", "95 % interval", *rows[0].by_domain]
+    lines = [
+        [
+            entry.option,
+            f"{entry.acceptance_length:.3f}",
+            f"{entry.ratio.value:.3f}",
+            f"{entry.ratio.low:.3f} to {entry.ratio.high:.3f}",
+            *(f"{value:.3f}" for value in entry.by_domain.values()),
+        ]
+        for entry in rows
+    ]
+    return table([head, *lines])
+
+
+def say(line: str) -> None:
+    """Tell a person what is done."""
+    sys.stderr.write(f"== {line}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
