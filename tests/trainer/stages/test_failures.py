@@ -135,6 +135,15 @@ def test_answers_outside_the_draft_vocabulary_end_before_training(machine, refus
     refused(machine.distil(small, machine.answers([line])), FailureReason.INVALID_DATA, "16 tokens")
 
 
+def test_a_sequence_that_memory_cannot_hold_ends_before_the_target_is_loaded(machine, refused, prepared, monkeypatch):
+    _, initial, _ = prepared
+    monkeypatch.setattr("osprey_trainer.memory.device_bytes", lambda _device: 8 << 20)
+    monkeypatch.setattr("osprey_trainer.stages.distil.Target", None)
+    line = {"domain": "owls", "prompt_ids": [5, 6], "answer_ids": [9] * 1500, "finish": "length"}
+    task = machine.distil(initial, machine.answers([line]), sequence_length=4096)
+    refused(task, FailureReason.INVALID_CONFIG, "a dialogue of 1502 tokens", "distillation.sequenceLength below")
+
+
 def test_a_drafter_of_another_target(machine, refused, prepared):
     _, initial, answers = prepared
     task = machine.distil(initial, answers, target=Pinned(uri="pvc://models/source"))

@@ -21,9 +21,11 @@ from osprey_api.conditions import FailureReason
 from osprey_api.stages import DistilConfig, DistilResult, InputRole
 from osprey_runtime.context import StageContext
 from osprey_runtime.errors import StageError
+from osprey_trainer import memory
 from osprey_trainer.acceptance import simulate, summarise
 from osprey_trainer.data.answers import Dialogue, fit, read_dialogues
 from osprey_trainer.data.dialogues import DialogueBatches
+from osprey_trainer.data.split import Split
 from osprey_trainer.data.states import StreamedTeacher
 from osprey_trainer.data.teacher import OnlineTeacher, SharedTeacher, Teacher, alike_in_length, answers_are_greedy
 from osprey_trainer.losses.divergence import Divergence, Kind
@@ -65,6 +67,7 @@ def run(ctx: StageContext) -> DistilResult:
     log.info("dialogues: %s; draftable tokens in the draft vocabulary %d", counts, draftable)
     _check_sizes(drafter, ctx.model(config.target, weights=False))
     with process_group(ctx, optimization.precision) as device:
+        _check_memory(ctx, config, drafter, dialogues, split, device)
         teacher, head = _teacher(ctx, config, drafter, dialogues, device)
         objective = Distillation(
             drafter,
@@ -153,6 +156,39 @@ def _check_sizes(drafter: Drafter, target: Path) -> None:
             f"The drafter was made for a target with {wanted[0]} tokens and hidden size {wanted[1]}, but this target "
             f"has {found[0]} and {found[1]}: convert a drafter for this target.",
         )
+
+
+def _check_memory(  # noqa: PLR0917 - all that training will hold
+    ctx: StageContext,
+    config: DistilConfig,
+    drafter: Drafter,
+    dialogues: Sequence[Dialogue],
+    split: Split,
+    device: torch.device,
+) -> None:
+    """Before the target is loaded, which may take minutes."""
+    execution = ctx.task.execution
+    longest = max(dialogues, key=len)
+    supervised = (len(longest.answer_ids) - 1) / len(longest)
+    target = 0
+    if config.teacher == "Online":
+        sharers = execution.teacher_tensor_parallel
+        target = memory.target_bytes(ctx.model(config.target), _dtype(config), tensor_parallel=sharers)
+    of_drafter = memory.drafter_bytes(drafter.config, zero_stage=execution.zero_stage, world_size=ctx.world_size)
+
+    def need(tokens: int) -> memory.Need:
+        unrolled = memory.unroll_bytes(
+            drafter.config,
+            dialogues=math.ceil(split.global_batch_size / split.world_size / split.accumulation),
+            tokens=tokens,
+            rows=max(1, int(supervised * tokens)),
+            steps=config.unroll,
+            bf16=config.optimization.precision == "BF16",
+        )
+        return memory.Need(target, of_drafter, unrolled)
+
+    sharing = 1 if device.type == "cuda" else execution.processes_per_node
+    memory.check(need, tokens=len(longest), available=memory.device_bytes(device) // sharing)
 
 
 def _teacher(

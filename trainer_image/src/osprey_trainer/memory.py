@@ -1,0 +1,155 @@
+"""What distillation needs of a device's memory at least, known before anything large is loaded.
+
+What the unroll keeps for its backward pass is counted, not estimated: the same code runs on a drafter without data, of
+torch's fake tensors, and what autograd saves is added up. In practice more is needed, for what lives only for a moment.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from osprey_api.conditions import FailureReason
+from osprey_runtime.errors import StageError
+from osprey_trainer.models.draft import DraftConfig, Drafter
+from osprey_trainer.unroll import unroll
+
+log = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+_STATE_BYTES = 8
+"""Of a trained weight: AdamW's two moments in fp32."""
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes on one device.
+
+    Attributes:
+        target: weights of the target that teaches, this process's share.
+        drafter: weights, gradient and optimizer, this process's share.
+        unroll: what the unroll over the longest dialogues keeps for its backward pass.
+    """
+
+    target: int
+    drafter: int
+    unroll: int
+
+    @property
+    def total(self) -> int:
+        """Of all."""
+        return self.target + self.drafter + self.unroll
+
+
+def drafter_bytes(config: DraftConfig, *, zero_stage: int, world_size: int) -> int:
+    """Weights, gradient and optimizer of a drafter in fp32, as ZeRO divides them."""
+    with torch.device("meta"):
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in Drafter(config).parameters())
+    shares = [world_size if zero_stage >= stage else 1 for stage in (3, 2, 1)]
+    factors = (1, 1, _STATE_BYTES // torch.float32.itemsize)  # the weights, their gradient, their moments
+    return sum(weights * factor // share for factor, share in zip(factors, shares, strict=True))
+
+
+def unroll_bytes(config: DraftConfig, *, dialogues: int, tokens: int, rows: int, steps: int, bf16: bool) -> int:
+    """What one unroll keeps for its backward pass, its weights not counted.
+
+    Args:
+        config: of the drafter.
+        dialogues: of the batch.
+        tokens: of the longest one, prompt and answer.
+        rows: supervised ones of a dialogue.
+        steps: K.
+        bf16: matrix products are in bfloat16.
+    """
+    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        drafter = Drafter(config)
+        taps = len(config.tapped_layers) * config.target_hidden_size
+        ids = torch.zeros(dialogues, tokens, dtype=torch.long)
+        places = torch.zeros(dialogues, rows, dtype=torch.long)
+        states = torch.zeros(dialogues, tokens, taps, dtype=torch.bfloat16 if bf16 else torch.float32)
+        weights = {_storage(tensor) for tensor in (*drafter.parameters(), *drafter.buffers())}
+        kept: dict[int, int] = {}
+        alive: list[Tensor] = []  # a storage that is freed would give its number to another one
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
+            alive.append(tensor)
+            return tensor
+
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            unroll(drafter, ids, states, places, steps)
+    return sum(size for storage, size in kept.items() if storage not in weights)
+
+
+def _storage(tensor: Tensor) -> int:
+    number: int = StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-untyped-call]
+    return number
+
+
+def target_bytes(folder: Path, dtype: torch.dtype, *, tensor_parallel: int) -> int:
+    """Weights of a model in a local folder, as one process will hold them. Only the files' headers are read."""
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - the reader is no mapping
+                count += torch.Size(file.get_slice(name).get_shape()).numel()
+    return count * dtype.itemsize // tensor_parallel
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of a GPU; of this machine, or of the container's limit, for a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(_CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):  # another kind of control group, or "max"
+        return machine
+
+
+def check(need_of: Callable[[int], Need], *, tokens: int, available: int) -> None:
+    """Refuses what cannot fit.
+
+    Args:
+        need_of: what a length in tokens, prompt and answer together, needs.
+        tokens: of the longest dialogue.
+        available: bytes of the device.
+
+    Raises:
+        StageError: INVALID_CONFIG, with the length that would fit.
+    """
+    need = need_of(tokens)
+    log.info("a process needs at least %s GiB of memory, and has %s", _gib(need.total), _gib(available))
+    if need.total <= available:
+        return
+    parts = f"{_gib(need.target)} the target, {_gib(need.drafter)} the drafter with gradient and optimizer"
+    fitting, too_long = 0, tokens
+    while too_long - fitting > max(1, too_long // 50):
+        middle = (fitting + too_long) // 2
+        if need_of(middle).total <= available:
+            fitting = middle
+        else:
+            too_long = middle
+    advice = (
+        f"lower distillation.sequenceLength below {fitting}"
+        if fitting > 1
+        else "use larger GPUs, more of them with job.zeroStage 3, or a distillation.teacher that is shared or captured"
+    )
+    raise StageError(
+        FailureReason.INVALID_CONFIG,
+        f"Distillation needs at least {_gib(need.total)} GiB of the {_gib(available)} that a process has: {parts}, "
+        f"{_gib(need.unroll)} the unroll over a dialogue of {tokens} tokens: {advice}.",
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f}"
