@@ -19,8 +19,8 @@ def recovers(tenant, name, seconds=180):
     tenant.delete(OD, name)
 
 
-def test_a_broken_line_is_named_and_a_repaired_file_is_used(tenant, prompts):
-    broken = [*prompts[:6], '{"prompt": "no end', *prompts[6:]]
+def test_too_many_broken_lines_are_named_and_a_repaired_file_is_used(tenant, prompts):
+    broken = [*prompts[:6], '{"prompt": "no end', *prompts[6:8]]  # one of nine: more than one in twenty
     tenant.apply(tenant.drafter("line", {"counting": tenant.put("line", broken)}))
     message = tenant.until_reason(OD, "line", "Resolved", "InvalidData")
     assert "line.jsonl line 7" in message

@@ -1,14 +1,20 @@
-"""Rows are read as they are written, and a broken one is named."""
+"""Rows are read as they are written; a broken one is counted and named, and too many of them end the reading."""
 
+import gzip
 import hashlib
+import io
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from osprey_api.conditions import FailureReason
+from osprey_api.rows import DropReason
 from osprey_api.stages import Pinned
-from osprey_runtime.data import content_digest, pin, rows
+from osprey_runtime.data import Ledger, TextRows, content_digest, documents, pin, rows
+from osprey_runtime.data import ledger as ledgers
 from osprey_runtime.errors import StageError
 from osprey_runtime.store import open_store
 
@@ -32,95 +38,334 @@ def source(request, tmp_path, monkeypatch):
     return put
 
 
+def read(uri, storage, *, text=TextRows.DOCUMENT, digest=None, max_dropped=1.0):
+    """Return the rows that are objects, and the ledger."""
+    ledger = Ledger(uri, max_dropped)
+    return list(rows(Pinned(uri=uri, digest=digest), storage, ledger, text=text)), ledger
+
+
+@pytest.fixture
+def values(source):
+    """Return what the rows of a file hold: `values("x.jsonl", b"...")`."""
+
+    def values(name: str, content: bytes, **options) -> list:
+        found, ledger = read(*source(name, content), **options)
+        assert ledger.read == len(found) + ledger.dropped.total()
+        return [row.value for row in found]
+
+    return values
+
+
 @pytest.fixture
 def refused(source):
     """Return the error of reading a file with that content."""
 
-    def read(content: bytes) -> StageError:
-        uri, storage = source("x.jsonl", content)
+    def refuse(content: bytes, *, name: str = "x.jsonl", **options) -> StageError:
+        uri, storage = source(name, content)
         with pytest.raises(StageError) as caught:
-            list(rows(Pinned(uri=uri), storage))
+            read(uri, storage, **options)
         assert uri in caught.value.message
+        assert caught.value.reason is FailureReason.INVALID_DATA
         return caught.value
 
-    return read
+    return refuse
+
+
+# -------------------------------------------------------------------------------------------- JSON Lines
 
 
 def test_rows_in_their_order(source):
     uri, storage = source("deep/x.jsonl", b'{"text": "one"}\n{"text": "two", "n": [1, null]}\n')
-    found = list(rows(Pinned(uri=uri), storage))
+    found, ledger = read(uri, storage)
     assert [(row.line, row.value) for row in found] == [(1, {"text": "one"}), (2, {"text": "two", "n": [1, None]})]
     assert [row.text("text") for row in found] == ["one", "two"]
+    assert (ledger.read, ledger.kept) == (2, 2)
 
 
-def test_only_a_line_feed_ends_a_line(source):
+def test_only_a_line_feed_ends_a_line(values):
     texts = ["a\u2028b", "c\u0085d", "e\x0bf\x0cg\x1ch", "\u00e4\U0001f600"]
     content = "\r\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts)  # the last one unended
-    uri, storage = source("x.jsonl", b"\xef\xbb\xbf" + content.encode())
-    assert [row.text("text") for row in rows(Pinned(uri=uri), storage)] == texts
+    assert [value["text"] for value in values("x.jsonl", b"\xef\xbb\xbf" + content.encode())] == texts
 
 
-def test_long_line(source):
+def test_long_line(values):
     text = "x" * (20 << 20)
-    uri, storage = source("x.jsonl", json.dumps({"text": text}).encode() + b'\n{"text": "y"}')
-    assert [len(row.text("text")) for row in rows(Pinned(uri=uri), storage)] == [len(text), 1]
+    assert values("x.jsonl", json.dumps({"text": text}).encode() + b'\n{"text": "y"}') == [
+        {"text": text},
+        {"text": "y"},
+    ]
 
 
 def test_blank_lines_keep_the_count(source):
-    uri, storage = source("x.jsonl", b'\n{"a": 1}\n  \r\n{"a": 2}\n\n')
-    assert [row.line for row in rows(Pinned(uri=uri), storage)] == [2, 4]
+    found, ledger = read(*source("x.jsonl", b'\n{"a": 1}\n  \r\n{"a": 2}\n\n'))
+    assert [row.line for row in found] == [2, 4]
+    assert ledger.read == 2
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (b'{"text": "x"', "is no JSON"),
-        (b'{"text": NaN}', "NaN is no number"),
-        (b"text", "is no JSON"),
-        (b'["text"]', "holds a list and not an object"),
-        (b'"text"', "holds text and not an object"),
-        (b'{"text": "\xc3\x28"}', "byte 11 of the line (0xc3) is not UTF-8"),
-        (b"[" * 100_000, "is no JSON"),
-        (b'{"a": 1} {"a": 2}', "is no JSON"),
-    ],
-)
-def test_broken_line_is_named(refused, line, words):
-    error = refused(b'{"text": "fine"}\n\n' + line + b'\n{"text": "fine"}')
-    assert error.reason is FailureReason.INVALID_DATA
-    assert " line 3: " in error.message
-    assert words in error.message
+BROKEN = [
+    (b'{"text": "x"', DropReason.NOT_JSON, "is no JSON"),
+    (b'{"text": NaN}', DropReason.NOT_JSON, "NaN is no number"),
+    (b"text", DropReason.NOT_JSON, "is no JSON"),
+    (b'["text"]', DropReason.NOT_AN_OBJECT, "holds text and not an object"),
+    (b'[{"text": "x"}, {"text": "y"}]', DropReason.NOT_AN_OBJECT, "holds a list and not an object"),
+    (b"null", DropReason.NOT_AN_OBJECT, "holds null and not an object"),
+    (b'{"text": "\xc3\x28"}', DropReason.NOT_UTF8, "byte 11 of the line (0xc3) is not UTF-8"),
+    (b"[" * 100_000, DropReason.NOT_JSON, "is no JSON"),
+    (b'{"a": 1} {"a": 2}', DropReason.NOT_JSON, "is no JSON"),
+]
 
 
-def test_whole_file_as_one_array(refused):
-    assert "jq -c" in refused(b'[\n {"text": "x"},\n {"text": "y"}\n]').message
-    assert "jq -c" in refused(b'[{"text": "x"}, {"text": "y"}]').message
+@pytest.mark.parametrize(("line", "reason", "words"), BROKEN)
+def test_a_broken_line_costs_itself_and_is_named(source, line, reason, words):
+    uri, storage = source("x.jsonl", b'{"text": "fine"}\n\n' + line + b'\n{"text": "also"}')
+    found, ledger = read(uri, storage)
+    assert [row.value["text"] for row in found] == ["fine", "also"]
+    assert ledger.dropped == {reason: 1}
+    assert (ledger.read, ledger.kept) == (3, 2)
+    (example,) = ledger.examples[reason]
+    assert example.startswith(f"{uri} line 3: ")
+    assert words in example
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
+def test_all_kinds_of_broken_lines_add_up(source, tmp_path):
+    good = [json.dumps({"text": f"good {n}"}).encode() for n in range(100)]
+    lines = [line for n, one in enumerate(good) for line in (one, BROKEN[n % len(BROKEN)][0])]
+    found, ledger = read(*source("x.jsonl", b"\n".join(lines)))
+    assert [row.value["text"] for row in found] == [f"good {n}" for n in range(100)]
+    expected = [BROKEN[n % len(BROKEN)][1] for n in range(100)]
+    assert ledger.dropped == {reason: expected.count(reason) for reason in expected}
+    ledgers.write(tmp_path, sources=[ledger])
+    (written,) = json.loads((tmp_path / "rows.json").read_text())["sources"]
+    assert written["read"] == written["kept"] + sum(written["dropped"].values()) == 200
+    assert {reason: len(found) for reason, found in written["examples"].items()} == dict.fromkeys(written["dropped"], 5)
+
+
+@pytest.mark.parametrize(("broken", "allowed"), [(5, True), (6, False)])
+def test_one_in_twenty_may_be_broken(source, broken, allowed):
+    uri, storage = source("x.jsonl", b"\n".join([b'{"text": "x"}'] * (100 - broken) + [b"{"] * broken))
+    ledger = Ledger(uri)
+    found = rows(Pinned(uri=uri), storage, ledger, text=TextRows.DOCUMENT)
+    if allowed:
+        assert len(list(found)) == 95
+        return
+    with pytest.raises(StageError) as caught:
+        list(found)
+    assert "6 of 100 rows cannot be used (NotJson 6)" in caught.value.message
+    assert "maxDropped" in caught.value.message
+    assert f"{uri} line 95: " in caught.value.message
+    assert f"{uri} line 97: " in caught.value.message
+
+
+def test_a_large_loss_ends_the_reading_before_the_end(source, monkeypatch):
+    monkeypatch.setattr(ledgers, "_CHECKED_EARLY", 100)
+    uri, storage = source("x.jsonl", b'{"a": 1}\n' * 90 + b"{\n" * 900)
+    ledger = Ledger(uri)
+    with pytest.raises(StageError, match="NotJson 10"):
+        list(rows(Pinned(uri=uri), storage, ledger, text=TextRows.DOCUMENT))
+    assert ledger.read == 100
+
+
+def test_a_file_of_another_encoding(refused):
+    message = refused('{"text": "x"}\n{"text": "y"}'.encode("utf-16")).message
+    assert "none of 2 rows" in message
+    assert "is not UTF-8" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"[]"])
 def test_no_row(refused, content):
-    error = refused(content)
-    assert error.reason is FailureReason.INVALID_DATA
-    assert "no row" in error.message
+    assert "no row" in refused(content).message
+
+
+# ---------------------------------------------------------------------------------------------- documents
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "reason", "words"),
     [
-        ({"prompt": "x"}, "there is no field 'text', the fields are: prompt"),
-        ({"text": None}, "field 'text' holds null and no text"),
-        ({"text": ["x"]}, "field 'text' holds a list and no text"),
-        ({"text": True}, "field 'text' holds true or false and no text"),
-        ({"text": 1.5}, "field 'text' holds a number and no text"),
-        ({"text": "\ud800"}, "field 'text' holds half of a surrogate pair"),
+        ({"prompt": "x"}, DropReason.NO_FIELD, "there is no field 'text', the fields are: prompt"),
+        ({"text": None}, DropReason.WRONG_TYPE, "field 'text' holds null and no text"),
+        ({"text": ["x"]}, DropReason.WRONG_TYPE, "field 'text' holds a list and no text"),
+        ({"text": True}, DropReason.WRONG_TYPE, "field 'text' holds true or false and no text"),
+        ({"text": 1.5}, DropReason.WRONG_TYPE, "field 'text' holds a number and no text"),
+        ({"text": "\ud800"}, DropReason.BAD_CHARACTER, "field 'text' holds half of a surrogate pair"),
+        ({"text": " \n"}, DropReason.BLANK_TEXT, "is blank"),
     ],
 )
-def test_field_without_text(source, value, words):
-    uri, storage = source("x.jsonl", b"{}\n" + json.dumps(value).encode())
-    *_, row = rows(Pinned(uri=uri), storage)
-    with pytest.raises(StageError, match=words) as caught:
-        row.text("text")
+def test_a_row_without_text_is_dropped(source, value, reason, words):
+    uri, storage = source("x.jsonl", b'{"text": "a"}\n' + json.dumps(value).encode() + b'\n{"text": "b"}')
+    ledger = Ledger(uri, 1.0)
+    assert list(documents(Pinned(uri=uri), "text", storage, ledger)) == ["a", "b"]
+    assert ledger.dropped == {reason: 1}
+    assert ledger.examples[reason][0].startswith(f"{uri} line 2: ")
+    assert words in ledger.examples[reason][0]
+
+
+def test_blank_texts_are_counted_and_no_loss(source):
+    uri, storage = source("x.jsonl", b'{"text": "a"}\n' + b'{"text": ""}\n' * 9)
+    ledger = Ledger(uri)
+    assert list(documents(Pinned(uri=uri), "text", storage, ledger)) == ["a"]
+    assert (ledger.read, ledger.kept, ledger.dropped) == (10, 1, {DropReason.BLANK_TEXT: 9})
+
+
+def test_a_field_that_no_row_has(source):
+    uri, storage = source("x.jsonl", b'{"prompt": "a"}\n' * 3)
+    with pytest.raises(StageError, match=r"none of 3 rows can be used \(NoField 3\).*the fields are: prompt"):
+        list(documents(Pinned(uri=uri), "text", storage, Ledger(uri, 1.0)))
+
+
+# --------------------------------------------------------------------------------------------- JSON lists
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.jsonl"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_whole_file_as_one_list(values, name, indent):
+    wanted = [{"text": "one", "n": [1, {"a": "]"}]}, {"text": "ä\u2028"}, {"text": "x" * 3_000_000}, {"text": "end"}]
+    content = json.dumps(wanted, indent=indent, ensure_ascii=False).encode()
+    assert values(name, b"\xef\xbb\xbf \n" + content + b"\r\n") == wanted
+
+
+def test_odd_items_of_a_list_are_dropped_one_by_one(source):
+    content = b'[{"text": "a"},\n [1, 2], 3, {"text": NaN},\n {"text": "\xc3\x28"}, {"text": "b"}]'
+    uri, storage = source("x.json", content)
+    ledger = Ledger(uri, 1.0)
+    assert list(documents(Pinned(uri=uri), "text", storage, ledger)) == ["a", "b"]
+    assert ledger.dropped == {DropReason.NOT_AN_OBJECT: 2, DropReason.NOT_JSON: 1, DropReason.BAD_CHARACTER: 1}
+    assert ledger.examples[DropReason.NOT_JSON][0].startswith(f"{uri} item 4: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "item"),
+    [
+        (b'[\n{"a": 1},\n{"a": 2}\n{"a": 3}\n]', 4, 2),
+        (b'[\n{"a": 1},\n{"a": \n', 3, 2),
+        (b'[\n{"a": 1}\n', 3, 1),
+        (b'[\n{"a": 1}\n] {"a": 2}', 3, 1),
+    ],
+)
+def test_a_broken_list_is_refused_where_it_breaks(refused, content, line, item):
+    message = refused(content).message
+    assert f" line {line}: " in message
+    assert f"item {item} " in message
+    assert "jq -c '.[]'" in message
+
+
+def test_lines_that_are_lists_of_one(values):
+    rows_wanted = [{"text": f"{n}", "n": [n]} for n in range(5)]
+    content = "\n".join(json.dumps([value]) for value in rows_wanted)
+    assert values("x.jsonl", content.encode()) == rows_wanted
+    assert values("x.jsonl", json.dumps(rows_wanted[:1]).encode()) == rows_wanted[:1]
+
+
+def test_a_field_that_changes_its_type_between_rows(values):
+    wanted = [{"content": "text"}, {"content": [{"type": "text", "text": "part"}]}, {"content": None}]
+    assert values("x.jsonl", "\n".join(map(json.dumps, wanted)).encode()) == wanted
+
+
+# ------------------------------------------------------------------------- Parquet, plain text, compression
+
+
+def parquet(values: list[dict], **options) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(values), file, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "misnamed.jsonl"])
+def test_parquet(source, name):
+    wanted = [{"text": f"ä {n}", "messages": [{"role": "user", "content": f"{n}"}]} for n in range(1300)]
+    content = parquet(wanted, row_group_size=100)
+    uri, storage = source(name, content)
+    found, ledger = read(uri, storage, digest=pin(uri, storage).digest)
+    assert [row.value for row in found] == wanted
+    assert found[-1].place == f"{uri} row 1300"
+    assert ledger.read == 1300
+
+
+def test_a_damaged_table(refused):
+    assert "damaged Parquet" in refused(parquet([{"text": "x"}])[:-20], name="x.parquet").message
+
+
+def test_plain_text_is_a_document_or_prompts(values):
+    content = "\ufefffirst line\r\n\nsecond\u2028line".encode()
+    (document,) = values("x.txt", content)
+    assert document == {"text": "first line\r\n\nsecond\u2028line"}
+    prompts = values("x.txt", content, text=TextRows.LINE)
+    assert prompts == [{"prompt": "first line"}, {"prompt": "second\u2028line"}]
+
+
+def test_a_line_of_text_that_is_no_utf8(source):
+    found, ledger = read(*source("x.txt", b"one\n\xc3\x28\nthree"), text=TextRows.LINE)
+    assert [row.line for row in found] == [1, 3]
+    assert ledger.dropped == {DropReason.NOT_UTF8: 1}
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_compressed_files(source, ending):
+    content = b"".join(b'{"text": "%d"}\n' % n for n in range(1000))
+    packed = gzip.compress(content) if ending == ".gz" else pa.Codec("zstd").compress(content, asbytes=True)
+    for name in (f"x.jsonl{ending}", f"x.txt{ending}", "x"):
+        uri, storage = source(name, packed)
+        found, _ = read(uri, storage, digest="sha256:" + hashlib.sha256(packed).hexdigest())
+        assert found[0].value == ({"text": content.decode()} if ".txt" in name else {"text": "0"})
+        assert len(found) == (1 if ".txt" in name else 1000)
+
+
+def test_a_cut_compressed_file(refused):
+    packed = gzip.compress(b"".join(b'{"text": "%d"}\n' % n for n in range(1000)))
+    assert "damaged compressed" in refused(packed[:-100], name="x.jsonl.gz").message
+
+
+# ------------------------------------------------------------------------------------------------ folders
+
+
+@pytest.fixture
+def folder(source):
+    """Put files into a folder and return its URI and the storage."""
+
+    def put(files: dict[str, bytes]):
+        for name, content in files.items():
+            uri, storage = source(f"folder/{name}", content)
+            base = uri.removesuffix(f"/{name}")
+        return base, storage
+
+    return put
+
+
+def test_a_folder_is_read_in_the_order_of_its_paths(folder):
+    uri, storage = folder(
+        {
+            "b.jsonl": b'{"n": 3}\n{"n"',
+            "a/2.jsonl.gz": gzip.compress(b'{"n": 2}'),
+            "a/1.jsonl": b'{"n": 1}',
+            "README.md": b"# not data",
+            "_SUCCESS": b"",
+        }
+    )
+    found, ledger = read(uri, storage, digest=pin(uri, storage).digest)
+    assert [row.value["n"] for row in found] == [1, 2, 3]
+    assert found[0].place == f"{uri}/a/1.jsonl line 1"
+    assert ledger.examples[DropReason.NOT_JSON][0].startswith(f"{uri}/b.jsonl line 2: ")
+
+
+def test_a_folder_of_documents(folder):
+    uri, storage = folder({"1.txt": b"one", "2.txt": b"two\n\nmore"})
+    assert list(documents(Pinned(uri=uri), "text", storage, Ledger(uri))) == ["one", "two\n\nmore"]
+
+
+def test_a_folder_of_several_formats(folder):
+    uri, storage = folder({"a.jsonl": b"{}", "b.parquet": parquet([{"a": 1}]), "c.jsonl": b"{}"})
+    with pytest.raises(StageError, match=r"several formats, such as a\.jsonl and b\.parquet: name one file") as caught:
+        read(uri, storage)
     assert caught.value.reason is FailureReason.INVALID_DATA
-    assert f"{uri} line 2:" in caught.value.message
+
+
+def test_a_folder_that_changed(folder):
+    uri, storage = folder({"a.jsonl": b'{"a": 1}', "b.jsonl": b'{"a": 2}', "notes": b"x"})
+    pinned = pin(uri, storage)
+    assert len(read(uri, storage, digest=pinned.digest)[0]) == 2
+    folder({"notes": b"y"})
+    with pytest.raises(StageError, match="changed since it was resolved"):
+        read(uri, storage, digest=pinned.digest)
 
 
 # ------------------------------------------------------------------------------------------ pinned content
@@ -130,7 +375,7 @@ def test_file_is_pinned_by_its_bytes(source):
     uri, storage = source("x.jsonl", b'{"a": 1}\r\n')
     pinned = pin(uri, storage)
     assert pinned == Pinned(uri=uri, digest="sha256:" + hashlib.sha256(b'{"a": 1}\r\n').hexdigest())
-    assert len(list(rows(pinned, storage))) == 1
+    assert len(read(uri, storage, digest=pinned.digest)[0]) == 1
 
 
 def test_changed_file_is_refused(source):
@@ -138,7 +383,7 @@ def test_changed_file_is_refused(source):
     pinned = pin(uri, storage)
     source("x.jsonl", b'{"a": 2}\n')
     with pytest.raises(StageError, match="changed since it was resolved") as caught:
-        list(rows(pinned, storage))
+        read(uri, storage, digest=pinned.digest)
     assert caught.value.reason is FailureReason.INVALID_DATA
 
 
@@ -154,17 +399,11 @@ def test_folder_is_pinned_by_paths_and_bytes(source):
 def test_nothing_there(source):
     uri, storage = source("x.jsonl", b"{}")
     for missing in (uri + "x", uri.replace("x.jsonl", "folder/"), uri + "/below-a-file"):
-        for read in (lambda uri: pin(uri, storage), lambda uri: list(rows(Pinned(uri=uri), storage))):
+        for look in (pin, read):
             with pytest.raises(StageError) as caught:
-                read(missing)
+                look(missing, storage)
             assert caught.value.reason is FailureReason.SOURCE_NOT_FOUND
             assert missing in caught.value.message
-
-
-def test_folder_has_no_rows(source):
-    uri, storage = source("folder/x.jsonl", b"{}")
-    with pytest.raises(StageError, match=r"name one JSON Lines file, such as .*/folder/x\.jsonl"):
-        list(rows(Pinned(uri=uri.removesuffix("/x.jsonl")), storage))
 
 
 def test_root_of_a_claim_with_its_file_systems_own_folder(tmp_path, monkeypatch, local_location):
@@ -202,5 +441,5 @@ def test_wrong_keys_for_a_source(s3_location, monkeypatch):
 @pytest.mark.parametrize("uri", ["http://x/y", "pvc://data/../../etc/passwd", "hf://name"])
 def test_what_is_no_source(local_location, uri):
     with pytest.raises(StageError) as caught:
-        list(rows(Pinned(uri=uri), local_location))
+        read(uri, local_location)
     assert caught.value.reason is FailureReason.INVALID_CONFIG

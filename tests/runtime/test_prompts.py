@@ -7,7 +7,9 @@ import random
 import pytest
 
 from osprey_api.conditions import FailureReason
+from osprey_api.rows import DropReason
 from osprey_api.stages import HeldOut, Pinned, PromptSource
+from osprey_runtime.conversation import Conversation
 from osprey_runtime.errors import StageError
 from osprey_runtime.prompts import Prompt, held_out_prompts, training_prompts
 
@@ -17,15 +19,23 @@ def source(tmp_path, monkeypatch):
     monkeypatch.setenv("OSPREY_CLAIMS_ROOT", str(tmp_path))
     (tmp_path / "data").mkdir()
 
-    def make(name: str, texts: list[str], *, samples=None, train=True, evaluate=True) -> PromptSource:
-        lines = "\n".join(json.dumps({"prompt": text}) for text in texts)
+    def make(name: str, texts: list, *, samples=None, train=True, evaluate=True) -> PromptSource:
+        lines = "\n".join(json.dumps(row if isinstance(row, dict) else {"prompt": row}) for row in texts)
         (tmp_path / "data" / f"{name}.jsonl").write_text(lines)
         pinned = Pinned(uri=f"pvc://data/{name}.jsonl")
         return PromptSource(
-            name=name, source=pinned, prompt_field="prompt", samples=samples, train=train, evaluate=evaluate
+            name=name, source=pinned, prompt_field=None, samples=samples, train=train, evaluate=evaluate
         )
 
     return make
+
+
+def asked(text: str) -> Conversation:
+    return Conversation.of([{"role": "user", "content": text}])
+
+
+def texts_of(prompts: list[Prompt]) -> list[str]:
+    return [prompt.conversation.content for prompt in prompts]
 
 
 def by_rule(texts: list[str], seed: int) -> list[str]:
@@ -38,9 +48,9 @@ TEXTS = [f"What is {n} + {n}? ä\u2028" for n in range(100)]
 
 def test_held_out_and_training_share_a_domain(source, local_location):
     sources, rule = [source("math", TEXTS)], HeldOut(samples=10, seed=3)
-    expected = [Prompt("math", text) for text in by_rule(TEXTS, 3)]
-    assert held_out_prompts(sources, rule, local_location) == expected[:10]
-    assert training_prompts(sources, rule, local_location) == expected[10:]
+    expected = [Prompt("math", asked(text)) for text in by_rule(TEXTS, 3)]
+    assert held_out_prompts(sources, rule, local_location).prompts == expected[:10]
+    assert training_prompts(sources, rule, local_location).prompts == expected[10:]
 
 
 def test_order_and_repetition_change_nothing(source, local_location):
@@ -50,25 +60,25 @@ def test_order_and_repetition_change_nothing(source, local_location):
     one, other = [source("one", TEXTS)], [source("two", mixed)]
     for choose in (held_out_prompts, training_prompts):
         first, second = choose(one, rule, local_location), choose(other, rule, local_location)
-        assert [prompt.text for prompt in first] == [prompt.text for prompt in second]
+        assert texts_of(first.prompts) == texts_of(second.prompts)
 
 
 def test_seed_changes_the_choice(source, local_location):
     sources = [source("math", TEXTS)]
-    chosen = [held_out_prompts(sources, HeldOut(samples=10, seed=seed), local_location) for seed in range(2)]
+    chosen = [held_out_prompts(sources, HeldOut(samples=10, seed=seed), local_location).prompts for seed in range(2)]
     assert chosen[0] != chosen[1]
 
 
 def test_samples_bound_training_after_the_held_out_ones(source, local_location):
     found = training_prompts([source("math", TEXTS, samples=20)], HeldOut(samples=10, seed=0), local_location)
-    assert [prompt.text for prompt in found] == by_rule(TEXTS, 0)[10:30]
+    assert texts_of(found.prompts) == by_rule(TEXTS, 0)[10:30]
 
 
 def test_held_out_in_one_domain_trains_in_none(source, local_location):
     rule = HeldOut(samples=10, seed=0)
     sources = [source("chat", TEXTS, evaluate=False), source("exam", TEXTS[:50], train=False)]
-    held_out = {prompt.text for prompt in held_out_prompts(sources, rule, local_location)}
-    training = [prompt.text for prompt in training_prompts(sources, rule, local_location)]
+    held_out = set(texts_of(held_out_prompts(sources, rule, local_location).prompts))
+    training = texts_of(training_prompts(sources, rule, local_location).prompts)
     assert held_out == set(by_rule(TEXTS[:50], 0)[:10])
     assert training == [text for text in by_rule(TEXTS, 0) if text not in held_out]
     assert len(training) == 90
@@ -77,25 +87,62 @@ def test_held_out_in_one_domain_trains_in_none(source, local_location):
 def test_prompt_of_two_domains_trains_once(source, local_location):
     sources = [source("a", TEXTS[:60], evaluate=False), source("b", TEXTS[40:], evaluate=False)]
     found = training_prompts(sources, HeldOut(samples=10, seed=0), local_location)
-    assert [prompt.domain for prompt in found] == ["a"] * 60 + ["b"] * 40
-    assert len({prompt.text for prompt in found}) == 100
+    assert [prompt.domain for prompt in found.prompts] == ["a"] * 60 + ["b"] * 40
+    assert len(set(texts_of(found.prompts))) == 100
 
 
 def test_fewer_than_asked_are_all_held_out(source, local_location):
     sources, rule = [source("math", TEXTS[:5])], HeldOut(samples=10, seed=0)
-    assert len(held_out_prompts(sources, rule, local_location)) == 5
+    assert len(held_out_prompts(sources, rule, local_location).prompts) == 5
     with pytest.raises(StageError, match=r"lower evaluation\.samples") as caught:
         training_prompts(sources, rule, local_location)
     assert caught.value.reason is FailureReason.INVALID_DATA
 
 
-def test_blank_prompts_are_left_out_and_told(source, local_location, caplog):
-    found = held_out_prompts([source("math", ["", " \n", "x"])], HeldOut(samples=10, seed=0), local_location)
-    assert found == [Prompt("math", "x")]
-    assert "2 blank prompts" in caplog.text
+def test_odd_rows_are_counted_and_name_their_lines(source, local_location):
+    sources = [source("math", ["", *TEXTS, {"messages": []}, {"prompt": 7}])]
+    chosen = training_prompts(sources, HeldOut(samples=10, seed=0), local_location)
+    ledger = chosen.ledgers["math"]
+    assert (ledger.read, ledger.kept, len(chosen.prompts)) == (103, 100, 90)
+    assert ledger.dropped == {
+        DropReason.BLANK_TURN: 1,
+        DropReason.EMPTY_CONVERSATION: 1,
+        DropReason.WRONG_TYPE: 1,
+    }
+    assert ledger.examples[DropReason.BLANK_TURN][0].startswith("pvc://data/math.jsonl line 1: ")
+    lines = {prompt.conversation.content: prompt.place for prompt in chosen.prompts}
+    assert all(lines[text] == f"pvc://data/math.jsonl line {TEXTS.index(text) + 2}" for text in lines)
 
 
-def test_row_without_the_field(source, local_location):
+def test_a_row_without_the_field_that_was_named(source, local_location):
     sources = [source("math", TEXTS[:3]).model_copy(update={"prompt_field": "question"})]
     with pytest.raises(StageError, match=r"math\.jsonl line 1: there is no field 'question'"):
         held_out_prompts(sources, HeldOut(samples=1, seed=0), local_location)
+
+
+def test_the_same_prompt_in_other_words_of_the_format_is_on_one_side(source, local_location):
+    shapes = [
+        lambda text: text,
+        lambda text: {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "A"}]},
+        lambda text: {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]},
+        lambda text: {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": "B"}]},
+        lambda text: {"instruction": text, "input": "", "output": "C"},
+    ]
+    rule = HeldOut(samples=10, seed=0)
+    exam = source("exam", [shapes[n % 5](text) for n, text in enumerate(TEXTS)], train=False)
+    chat = source("chat", [shapes[(n + 1) % 5](text) for n, text in enumerate(TEXTS)], evaluate=False)
+    held_out = texts_of(held_out_prompts([exam, chat], rule, local_location).prompts)
+    training = texts_of(training_prompts([exam, chat], rule, local_location).prompts)
+    assert held_out == by_rule(TEXTS, 0)[:10]
+    assert training == by_rule(TEXTS, 0)[10:]
+
+
+def test_a_conversation_counts_as_a_whole(source, local_location):
+    def talk(*contents, system="Be brief."):
+        roles = ["system", *["user", "assistant"] * len(contents)]
+        return {"messages": [{"role": r, "content": c} for r, c in zip(roles, [system, *contents], strict=False)]}
+
+    rows = [talk("hi"), talk("hi", "hello", "bye"), talk("hi", "hello"), talk("hi", system="Be long."), "hi"]
+    prompts = held_out_prompts([source("talk", rows)], HeldOut(samples=9, seed=0), local_location).prompts
+    assert len(prompts) == 4  # the third is the first: its answer is the target's to give
+    assert {len(prompt.conversation.messages) for prompt in prompts} == {1, 2, 4}

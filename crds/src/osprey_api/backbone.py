@@ -7,12 +7,14 @@ from pydantic import ConfigDict, Field
 from osprey_api.base import ApiModel, StatusModel
 from osprey_api.common import (
     ImportedArtifact,
+    MaxDropped,
     ModelSource,
     ResourceSpec,
     SourceUri,
     TrainingOptimization,
     training_rules,
 )
+from osprey_api.rows import DEFAULT_MAX_DROPPED
 from osprey_api.stages import ArtifactRef, StageName
 from osprey_api.status import Asked, Condition, Resolved, StageStatus
 
@@ -26,11 +28,13 @@ class TextData(ApiModel):
     """Text to pretrain on."""
 
     uri: SourceUri = Field(
-        description="hf://OWNER/NAME?name=CONFIG&split=SPLIT, or a JSON Lines file: s3://BUCKET/KEY, pvc://CLAIM/PATH."
+        description="hf://OWNER/NAME?name=CONFIG&split=SPLIT or hf://OWNER/NAME?file=PATH, or a file or a folder "
+        "of files: s3://BUCKET/KEY, pvc://CLAIM/PATH. JSON Lines, a JSON list, Parquet or plain text."
     )
     text_field: Annotated[str, Field(min_length=1, max_length=128)] = Field(
         default="text", description="Field of a row that holds the text."
     )
+    max_dropped: MaxDropped = DEFAULT_MAX_DROPPED
 
 
 class Pretraining(TrainingOptimization):

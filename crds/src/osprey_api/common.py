@@ -46,6 +46,15 @@ SourceUri = Annotated[
         ),
     ),
 ]
+MaxDropped = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Share of the rows that may be dropped because they are broken or odd; beyond it nothing is begun. "
+        "Blank texts and prompts that are too long are counted, but not against it.",
+    ),
+]
 PodTemplate = Annotated[
     dict[str, JsonValue],
     Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 
 from osprey_api.base import ApiModel, Name, StatusModel, SubdomainName
 from osprey_api.common import (
+    MaxDropped,
     ModelSource,
     PodTemplate,
     ResourceSpec,
@@ -15,6 +16,7 @@ from osprey_api.common import (
     TrainingOptimization,
     training_rules,
 )
+from osprey_api.rows import DEFAULT_MAX_DROPPED
 from osprey_api.stages import ArtifactRef, Pinned, Speculation, StageName
 from osprey_api.status import Asked, Condition, Resolved, StageStatus
 
@@ -51,11 +53,15 @@ class PromptData(ApiModel):
 
     name: Name = Field(description="The domain's name, in status and metrics.")
     uri: SourceUri = Field(
-        description="hf://OWNER/NAME?name=CONFIG&split=SPLIT, or a JSON Lines file: s3://BUCKET/KEY, pvc://CLAIM/PATH."
+        description="hf://OWNER/NAME?name=CONFIG&split=SPLIT or hf://OWNER/NAME?file=PATH, or a file or a folder "
+        "of files: s3://BUCKET/KEY, pvc://CLAIM/PATH. JSON Lines, a JSON list, Parquet or plain text."
     )
-    prompt_field: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-        default="prompt", description="Field of a row that holds the user's message."
+    prompt_field: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        default=None,
+        description="Field of a row that holds the user's message, or a list of messages; unset: prompt, messages, "
+        "conversations or instruction (with input), whichever the row has.",
     )
+    max_dropped: MaxDropped = DEFAULT_MAX_DROPPED
     samples: Annotated[int, Field(ge=1, le=100000000)] | None = Field(
         default=None, description="Prompts to train on, after the held-out ones were set aside; unset: all."
     )

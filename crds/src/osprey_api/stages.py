@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue
 from osprey_api.base import ApiModel, Digest, StatusModel
 from osprey_api.conditions import FailureReason
 from osprey_api.fingerprint import fingerprint
+from osprey_api.rows import DEFAULT_MAX_DROPPED, Dropped
 
 TASK_VARIABLE = "OSPREY_TASK"
 ATTEMPT_VARIABLE = "OSPREY_ATTEMPT"
@@ -39,7 +40,7 @@ class StageName(StrEnum):
     EVALUATE = "evaluate"
 
 
-CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {StageName.CONVERT: 2}
+CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {StageName.CONVERT: 2, StageName.TOKENIZE: 2}
 """Raise a stage's number when its code gives another result for the same config and inputs."""
 
 
@@ -64,11 +65,13 @@ class Pinned(ApiModel):
 
 
 class PromptSource(ApiModel):
-    """Prompts of one domain. Each row is a JSON object; `prompt_field` holds the user's message."""
+    """Prompts of one domain, one a row."""
 
     name: str
     source: Pinned
-    prompt_field: str
+    prompt_field: str | None
+    """Holds a user's message, or a list of messages; None: recognised by its name."""
+    max_dropped: float = DEFAULT_MAX_DROPPED
     samples: int | None
     """Prompts to answer for training, after the held-out ones were set aside; None: all."""
     train: bool
@@ -79,7 +82,7 @@ class HeldOut(ApiModel):
     """Which prompts are kept for evaluation.
 
     Of each domain the `samples` ones whose SHA-256(seed + newline + prompt) is smallest: chosen by content, so
-    that no prompt is on both sides.
+    that no prompt is on both sides. A user's lone message counts by its text, a conversation by all of it.
     """
 
     samples: int
@@ -123,11 +126,14 @@ class ResolveConfig(ApiModel):
 
 
 class DataToResolve(ApiModel):
-    """A data source and the field that every row must have."""
+    """A data source, and where in a row its text or its prompt is."""
 
     name: str
     uri: str
-    field: str
+    kind: Literal["Text", "Prompts"]
+    field: str | None
+    """None, of prompts: recognised by its name."""
+    max_dropped: float = DEFAULT_MAX_DROPPED
 
 
 class PruneConfig(ApiModel):
@@ -143,6 +149,7 @@ class TextSource(ApiModel):
 
     source: Pinned
     text_field: str
+    max_dropped: float = DEFAULT_MAX_DROPPED
 
 
 class TokenizeConfig(ApiModel):
@@ -383,7 +390,9 @@ class PinnedData(StatusModel):
     source: Pinned
     """What was found."""
     rows: int | None = None
-    """None where counting would mean to download a hub data set."""
+    """Those of use; None where counting would mean to download a hub data set."""
+    dropped: Dropped = Field(default_factory=dict)
+    """Rows that are of no use, by the most frequent reasons; of a hub data set, among its first ones."""
 
 
 class ResolveResult(StatusModel):
@@ -407,7 +416,11 @@ class TokenizeResult(StatusModel):
 
     stage: Literal[StageName.TOKENIZE] = StageName.TOKENIZE
     rows: int
+    """Documents."""
     tokens: int
+    rows_read: int = 0
+    dropped: Dropped = Field(default_factory=dict)
+    """Rows that are no document, by reason: with `rows` they add up to `rows_read`."""
 
 
 class PretrainResult(StatusModel):
@@ -431,6 +444,14 @@ class RegenerateResult(StatusModel):
     skipped: int
     """Prompts that did not fit the target's context."""
     tokens_per_second: float
+    refused: int = 0
+    """Prompts that the target's chat template refused."""
+    rows_read: int = 0
+    """Rows of all sources, the held-out ones included."""
+    rows_kept: int = 0
+    """Rows with a prompt. Not all are asked: some are the same, held out, or beyond `samples`."""
+    dropped: Dropped = Field(default_factory=dict)
+    """Rows without a prompt, by reason: with `rows_kept` they add up to `rows_read`."""
 
 
 class CaptureResult(StatusModel):

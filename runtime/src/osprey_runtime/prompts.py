@@ -1,80 +1,114 @@
 """Which prompts train and which are held out: chosen by content, so that no prompt is on both sides."""
 
-import hashlib
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from osprey_api.conditions import FailureReason
-from osprey_api.stages import HeldOut, PromptSource, StorageLocation
-from osprey_runtime.data import rows
+from osprey_api.stages import HeldOut, Pinned, PromptSource, StorageLocation
+from osprey_runtime.conversation import Conversation, conversation
+from osprey_runtime.data import DropError, Ledger, TextRows, rows
 from osprey_runtime.errors import StageError
-
-log = logging.getLogger("osprey_runtime")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A user's message."""
+    """What the target is asked."""
 
     domain: str
-    text: str
+    conversation: Conversation
+    place: str = field(default="", compare=False)
+    """File and line, for reports."""
 
 
-def held_out_prompts(sources: Sequence[PromptSource], held_out: HeldOut, storage: StorageLocation) -> list[Prompt]:
-    """Return the prompts kept for evaluation: per domain in the order of `sources`, within it by hash.
+@dataclass(frozen=True)
+class Chosen:
+    """Prompts, and what became of the rows from which they were chosen.
+
+    Attributes:
+        prompts: per domain in the order of the sources, within it by hash.
+        ledgers: of each source that was read, by its domain.
+    """
+
+    prompts: list[Prompt]
+    ledgers: dict[str, Ledger]
+
+
+def conversations(
+    source: Pinned, prompt_field: str | None, storage: StorageLocation, ledger: Ledger, *, limit: int | None = None
+) -> Iterator[tuple[str, Conversation]]:
+    """Yield the prompts of a source, in their order, with their places; for arguments and errors see `rows`.
+
+    Args:
+        prompt_field: of a row that holds the prompt; None: it is recognised by its name.
+    """
+    for row in rows(source, storage, ledger, text=TextRows.LINE, limit=limit):
+        try:
+            found = conversation(row, prompt_field)
+        except DropError as error:
+            ledger.drop(error.reason, row.place, error.detail)
+        else:
+            yield row.place, found
+
+
+def held_out_prompts(sources: Sequence[PromptSource], held_out: HeldOut, storage: StorageLocation) -> Chosen:
+    """Return the prompts kept for evaluation.
 
     Of each domain that evaluates, the `held_out.samples` distinct prompts whose SHA-256(seed + newline + prompt)
     is smallest, or all where there are fewer.
 
     Raises:
-        StageError: a source can't be read, or a row has no such text.
+        StageError: a source can't be read, or too many of its rows are of no use.
     """
-    return [
-        Prompt(source.name, text)
+    ledgers = {source.name: _ledger(source) for source in sources if source.evaluate}
+    found = [
+        prompt
         for source in sources
         if source.evaluate
-        for text in _by_hash(source, held_out, storage)[: held_out.samples]
+        for prompt in list(_by_hash(source, held_out, storage, ledgers[source.name]).values())[: held_out.samples]
     ]
+    return Chosen(found, ledgers)
 
 
-def training_prompts(sources: Sequence[PromptSource], held_out: HeldOut, storage: StorageLocation) -> list[Prompt]:
-    """Return the prompts to train on: per domain in the order of `sources`, within it by hash.
+def training_prompts(sources: Sequence[PromptSource], held_out: HeldOut, storage: StorageLocation) -> Chosen:
+    """Return the prompts to train on.
 
     Of each domain that trains, the first `source.samples` distinct prompts that no domain holds out and no
     earlier domain has.
 
     Raises:
-        StageError: INVALID_DATA, none is left; a source can't be read, or a row has no such text.
+        StageError: INVALID_DATA, none is left; a source can't be read, or too many of its rows are of no use.
     """
-    ordered = {source.name: _by_hash(source, held_out, storage) for source in sources}
-    taken = {text for source in sources if source.evaluate for text in ordered[source.name][: held_out.samples]}
+    ledgers = {source.name: _ledger(source) for source in sources}
+    ordered = {source.name: _by_hash(source, held_out, storage, ledgers[source.name]) for source in sources}
+    taken = {rank for source in sources if source.evaluate for rank in list(ordered[source.name])[: held_out.samples]}
     found: list[Prompt] = []
     for source in sources:
         if not source.train:
             continue
-        texts = [text for text in ordered[source.name] if text not in taken][: source.samples]
-        taken.update(texts)
-        found += [Prompt(source.name, text) for text in texts]
+        ranks = [rank for rank in ordered[source.name] if rank not in taken][: source.samples]
+        taken.update(ranks)
+        found += [ordered[source.name][rank] for rank in ranks]
     if not found:
         raise StageError(
             FailureReason.INVALID_DATA,
             f"no prompt is left to train on after {held_out.samples} of each domain were held out: "
             "lower evaluation.samples, or give more data",
         )
-    return found
+    return Chosen(found, ledgers)
 
 
-def _by_hash(source: PromptSource, held_out: HeldOut, storage: StorageLocation) -> list[str]:
-    """Return the distinct prompts of a domain, smallest hash first. Blank ones are left out, and counted in the log."""
-    texts: set[str] = set()
-    blank = 0
-    for row in rows(source.source, storage):
-        text = row.text(source.prompt_field)
-        if text.strip():
-            texts.add(text)
-        else:
-            blank += 1
-    if blank:
-        log.warning("%s: %d blank prompts left out", source.source.uri, blank)
-    return sorted(texts, key=lambda text: hashlib.sha256(f"{held_out.seed}\n{text}".encode()).digest())
+def _ledger(source: PromptSource) -> Ledger:
+    return Ledger(source.source.uri, source.max_dropped)
+
+
+def _by_hash(source: PromptSource, held_out: HeldOut, storage: StorageLocation, ledger: Ledger) -> dict[bytes, Prompt]:
+    """Return the distinct prompts of a domain by their hash, the smallest first.
+
+    What is the same but for its spelling is one prompt: the spelling kept does not depend on the order of the rows.
+    """
+    found: dict[bytes, Prompt] = {}
+    for place, prompt in conversations(source.source, source.prompt_field, storage, ledger):
+        rank = prompt.rank(held_out.seed)
+        if rank not in found or prompt.spelled < found[rank].conversation.spelled:
+            found[rank] = Prompt(source.name, prompt, place)
+    return dict(sorted(found.items()))

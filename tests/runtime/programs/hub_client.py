@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from osprey_api.stages import Pinned, StorageLocation
-from osprey_runtime.data import pin, rows
+from osprey_runtime.data import Ledger, TextRows, pin, rows
 from osprey_runtime.errors import StageError
 from osprey_runtime.models import local_model, resolve_model
 
@@ -23,7 +23,7 @@ def ask(what: str, uri: str, revision: str) -> object:
         case "pin":
             return pin(uri, storage, revision).model_dump(mode="json")
         case "rows":
-            return [[row.line, row.value] for row in rows(pinned, storage)]
+            return [[row.line, row.value] for row in rows(pinned, storage, Ledger(uri, 1.0), text=TextRows.DOCUMENT)]
     raise ValueError(what)
 
 

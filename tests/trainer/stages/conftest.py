@@ -152,7 +152,7 @@ class Machine:
     def resolve(self, *, resource: str = "ospreybackbone/owl", **changes) -> StageTask:
         fields = {
             "model": SOURCE,
-            "data": (DataToResolve(name="text", uri=TEXT.uri, field="text"),),
+            "data": (DataToResolve(name="text", uri=TEXT.uri, kind="Text", field="text"),),
             "owner_uid": "1",
             **changes,
         }

@@ -183,7 +183,7 @@ def test_online_and_captured_states_train_alike(chain, greedy_answers):
 
 def test_a_target_is_resolved_with_its_prompts(chain):
     machine, _ = chain
-    prompts = DataToResolve(name="owls", uri="pvc://data/prompts.jsonl", field="prompt")
+    prompts = DataToResolve(name="owls", uri="pvc://data/prompts.jsonl", kind="Prompts", field=None)
     task = machine.resolve(model=Pinned(uri="pvc://models/target"), data=(prompts,), resource="ospreydrafter/owl")
     result = machine.done(task).result
     assert result.facts.hidden_size == 24

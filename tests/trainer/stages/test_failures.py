@@ -53,7 +53,7 @@ def prepared(machine, greedy_answers):
 
 
 def to_resolve(uri, field="text"):
-    return (DataToResolve(name="text", uri=uri, field=field),)
+    return (DataToResolve(name="text", uri=uri, kind="Text", field=field),)
 
 
 def test_a_model_that_is_not_there(machine, refused):
@@ -69,7 +69,7 @@ def test_a_model_that_is_not_there(machine, refused):
         ("[1]", ("line 2", "object")),
     ],
 )
-def test_a_broken_row_ends_resolve_with_file_and_line(machine, refused, data, line, words):
+def test_too_many_broken_rows_end_resolve_with_file_and_line(machine, refused, data, line, words):
     uri = data('{"text": "good"}', line)
     refused(machine.resolve(data=to_resolve(uri)), FailureReason.INVALID_DATA, uri, *words)
 
@@ -100,7 +100,7 @@ def test_data_that_changed_since_it_was_resolved(machine, refused, data):
 
 def test_text_without_text(machine, refused, data):
     uri = data('{"text": ""}')
-    refused(machine.tokenize(text=Pinned(uri=uri)), FailureReason.INVALID_DATA, uri, "no row has text")
+    refused(machine.tokenize(text=Pinned(uri=uri)), FailureReason.INVALID_DATA, uri, "none of 1 rows", "BlankText")
 
 
 def test_a_source_without_an_end_token(machine, refused, claims):

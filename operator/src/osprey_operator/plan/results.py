@@ -22,6 +22,8 @@ def metrics_of(outcome: Outcome) -> dict[str, float]:
     for name, value in outcome.result:
         if isinstance(value, int | float):
             metrics[name] = float(value)
+        elif name == "dropped":
+            metrics |= {f"dropped.{reason}": float(count) for reason, count in value.items()}
     if isinstance(outcome.result, EvaluateResult):
         for domain in outcome.result.by_domain:
             for figure in DOMAIN_FIGURES:

@@ -38,7 +38,9 @@ def resolve_backbone(resource: KubernetesObject, owner: Owner, spec: OspreyBackb
     return ResolveConfig(
         model=_to_pin(spec.source),
         data=tuple(
-            DataToResolve(name=text_name(index), uri=text.uri, field=text.text_field)
+            DataToResolve(
+                name=text_name(index), uri=text.uri, kind="Text", field=text.text_field, max_dropped=text.max_dropped
+            )
             for index, text in enumerate(texts)
         ),
         owner_uid=owner.uid,
@@ -56,7 +58,9 @@ def tokenize(pretraining: Pretraining, resolved: Resolved) -> TokenizeConfig:
     return TokenizeConfig(
         tokenizer=resolved.model,
         data=tuple(
-            TextSource(source=_pinned(resolved, text_name(index)), text_field=text.text_field)
+            TextSource(
+                source=_pinned(resolved, text_name(index)), text_field=text.text_field, max_dropped=text.max_dropped
+            )
             for index, text in enumerate(pretraining.data)
         ),
     )
@@ -76,7 +80,12 @@ def resolve_drafter(resource: KubernetesObject, owner: Owner, spec: OspreyDrafte
     """Pin the target and the prompts."""
     return ResolveConfig(
         model=_to_pin(spec.target),
-        data=tuple(DataToResolve(name=data.name, uri=data.uri, field=data.prompt_field) for data in spec.data),
+        data=tuple(
+            DataToResolve(
+                name=data.name, uri=data.uri, kind="Prompts", field=data.prompt_field, max_dropped=data.max_dropped
+            )
+            for data in spec.data
+        ),
         owner_uid=owner.uid,
         retry=annotation(resource, ANNOTATION_RETRY),
     )
@@ -184,6 +193,7 @@ def _prompts(spec: OspreyDrafterSpec, resolved: Resolved) -> tuple[PromptSource,
             name=data.name,
             source=_pinned(resolved, data.name),
             prompt_field=data.prompt_field,
+            max_dropped=data.max_dropped,
             samples=data.samples if data.use is not DataUse.EVALUATE else None,
             train=data.use is not DataUse.EVALUATE,
             evaluate=data.use is not DataUse.TRAIN,

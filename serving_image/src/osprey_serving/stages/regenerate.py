@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from osprey_api.conditions import FailureReason
+from osprey_api.rows import DropReason
 from osprey_api.stages import RegenerateConfig, RegenerateResult
 from osprey_runtime.checkpoint import Checkpoints
 from osprey_runtime.context import StageContext
+from osprey_runtime.data import DropError, Ledger, ledger
 from osprey_runtime.errors import StageError
 from osprey_runtime.prompts import Prompt, training_prompts
 from osprey_serving import target
 from osprey_serving.chat import Chat
-from osprey_serving.client import Client, Completion, Connection, Request
+from osprey_serving.client import Client, Completion, Connection, Request, ServerFacts
 
 CONVERSATIONS_PER_FILE = 10_000
 SAVES = 32
@@ -35,31 +37,38 @@ def run(context: StageContext, connection: Connection) -> RegenerateResult:
     last checkpoint ends.
 
     Raises:
-        StageError: INVALID_CONFIG: the server has a drafter; INVALID_DATA: no prompt fits the target's context;
-            what the client and the prompts raise.
+        StageError: INVALID_CONFIG: the server has a drafter; INVALID_DATA: no prompt of a domain can be asked, or the
+            chat template refuses too many; what the client and the prompts raise.
     """
     config = context.task.config
     if not isinstance(config, RegenerateConfig):
         raise TypeError(f"regenerate was given the config of {config.stage}")
-    prompts = training_prompts(config.prompts, config.held_out, context.task.storage)
+    chosen = training_prompts(config.prompts, config.held_out, context.task.storage)
+    prompts = chosen.prompts
+    asked = {source.name: Ledger(source.source.uri, source.max_dropped) for source in config.prompts if source.train}
     answers = FinishedAnswers(
         context.scratch / "answers",
         context.checkpoints,
         save_every=max(context.task.execution.checkpoint_every_steps, len(prompts) // SAVES),
     )
     try:
-        skipped, speed = asyncio.run(_ask(context, config, connection, prompts, answers))
+        speed = asyncio.run(_ask(context, config, connection, prompts, answers, asked=asked))
     except StageError:
         answers.save()
         raise
     conversations, tokens, cut = _write(context.output, prompts, answers)
-    if not conversations:
-        raise StageError(
-            FailureReason.INVALID_DATA,
-            f"none of the {len(prompts)} prompts fits the target's context: name other data",
-        )
+    ledger.write(context.output, sources=chosen.ledgers.values(), asked=asked.values())
+    rows, unasked = ledger.total(chosen.ledgers.values()), ledger.total(asked.values()).dropped
     return RegenerateResult(
-        prompts=conversations, answer_tokens=tokens, cut_at_limit=cut, skipped=skipped, tokens_per_second=speed
+        prompts=conversations,
+        answer_tokens=tokens,
+        cut_at_limit=cut,
+        skipped=unasked.get(DropReason.TOO_LONG, 0),
+        refused=unasked.get(DropReason.TEMPLATE_REFUSED, 0),
+        tokens_per_second=speed,
+        rows_read=rows.read,
+        rows_kept=rows.kept,
+        dropped=rows.dropped,
     )
 
 
@@ -69,13 +78,12 @@ async def _ask(
     connection: Connection,
     prompts: list[Prompt],
     answers: "FinishedAnswers",
-) -> tuple[int, float]:
-    """Ask for the answers that are not there yet; return how many prompts were skipped, and tokens per second."""
+    *,
+    asked: dict[str, Ledger],
+) -> float:
+    """Ask for the answers that are not there yet, and return tokens per second; `asked` counts the prompts."""
     chat = Chat(target.folder(context, config.target))
-    order = [index for index in range(len(prompts)) if index not in answers.finished]
-    # Domains differ in length: a mixed order keeps the estimate of the time left honest.
-    random.Random(config.seed).shuffle(order)
-    skipped = tokens = 0
+    tokens = 0
     async with Client(connection, context.stop) as client:
         await client.wait_ready(connection.start_deadline_s)
         facts = await client.facts()
@@ -85,19 +93,19 @@ async def _ask(
                 f"the server that answers drafts ({facts.algorithm}): remove the --speculative arguments from the "
                 "target's serverArgs, since the operator adds those of the drafter",
             )
-        context.progress.begin(total=len(prompts), done=len(answers.finished))
+        askable = _askable(prompts, chat, facts, asked)
+        order = [index for index in askable if index not in answers.finished]
+        # Domains differ in length: a mixed order keeps the estimate of the time left honest.
+        random.Random(config.seed).shuffle(order)
+        context.progress.begin(total=len(askable), done=len(answers.finished))
         began = time.monotonic()
 
         def requests() -> Iterator[tuple[tuple[int, Request], Request]]:
-            nonlocal skipped
             for index in order:
-                # Rendered when it is its turn: millions of prompts in token ids would fill the memory.
-                ids = tuple(chat.render(prompts[index].text))
-                room = facts.room(ids)
-                if not room:
-                    skipped += 1
-                    continue
-                request = Request(ids, min(config.max_tokens, room), config.temperature, config.seed + index)
+                # Rendered again when it is its turn: millions of prompts in token ids would fill the memory.
+                ids = tuple(chat.render(prompts[index].conversation))
+                limit = min(config.max_tokens, facts.room(ids))
+                request = Request(ids, limit, config.temperature, config.seed + index)
                 yield (index, request), request
 
         def take(item: tuple[int, Request], answer: Completion) -> None:
@@ -105,12 +113,38 @@ async def _ask(
             index, request = item
             answers.add(index, request.prompt_ids, answer)
             tokens += answer.completion_tokens
-            context.progress.update(
-                len(answers.finished) + skipped, tokens_per_second=tokens / (time.monotonic() - began)
-            )
+            context.progress.update(len(answers.finished), tokens_per_second=tokens / (time.monotonic() - began))
 
         await client.generate_all(requests(), context.task.execution.concurrency, take)
-    return skipped, tokens / (time.monotonic() - began)
+    return tokens / (time.monotonic() - began)
+
+
+def _askable(prompts: list[Prompt], chat: Chat, facts: ServerFacts, asked: dict[str, Ledger]) -> list[int]:
+    """Return which prompts the target can be asked; the others are counted before the first answer costs anything.
+
+    Raises:
+        StageError: INVALID_DATA: the chat template refuses too many of a domain, or none of it can be asked.
+    """
+    found = []
+    for index, prompt in enumerate(prompts):
+        account = asked[prompt.domain]
+        account.read += 1
+        try:
+            ids = tuple(chat.render(prompt.conversation))
+        except DropError as error:
+            account.drop(error.reason, prompt.place, error.detail)
+            continue
+        if facts.room(ids):
+            found.append(index)
+        else:
+            account.drop(
+                DropReason.TOO_LONG,
+                prompt.place,
+                f"{len(ids)} tokens leave no room for an answer in the {facts.capacity} of the target's server",
+            )
+    for account in asked.values():
+        account.check()
+    return found
 
 
 class FinishedAnswers:

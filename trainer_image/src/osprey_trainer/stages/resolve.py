@@ -1,23 +1,25 @@
 """Pin the external inputs of a resource, and check what can be checked before anything large is downloaded.
 
-A model is pinned to its commit or content, data to its commit or content; of files every row is read and checked, so
-that a broken line ends the resource here and not after hours of another stage. Of a hub data set only the first rows
-are: all of it may be terabytes.
+A model is pinned to its commit or content, data to its commit or content; of files every row is read and judged, so
+that data with too many broken rows ends the resource here and not after hours of another stage. Of a hub data set only
+the first rows are: all of it may be terabytes.
 """
 
-from itertools import islice
+from collections.abc import Iterator
 from typing import cast
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from osprey_api.backbone import KIND as BACKBONE_KIND
 from osprey_api.conditions import FailureReason
+from osprey_api.rows import shortened
 from osprey_api.sources import HubSource, parse
 from osprey_api.stages import DataToResolve, ModelFacts, PinnedData, ResolveConfig, ResolveResult, StorageLocation
 from osprey_runtime.context import StageContext
-from osprey_runtime.data import pin, rows
+from osprey_runtime.data import Ledger, documents, pin
 from osprey_runtime.errors import StageError
 from osprey_runtime.models import resolve_model
+from osprey_runtime.prompts import conversations
 from osprey_runtime.store import open_store
 from osprey_trainer.models.target import default_tapped_layers
 
@@ -67,8 +69,13 @@ def _check_architecture(uri: str, facts: ModelFacts, *, resource: str) -> None:
 def _pinned(data: DataToResolve, storage: StorageLocation) -> PinnedData:
     source = pin(data.uri, storage)
     from_hub = isinstance(parse(data.uri), HubSource)
-    read = 0
-    for row in islice(rows(source, storage), _HUB_ROWS if from_hub else None):
-        row.text(data.field)
-        read += 1
-    return PinnedData(name=data.name, source=source, rows=None if from_hub else read)
+    limit = _HUB_ROWS if from_hub else None
+    ledger = Ledger(data.uri, data.max_dropped)
+    if data.field is not None and data.kind == "Text":
+        found: Iterator[object] = documents(source, data.field, storage, ledger, limit=limit)
+    else:
+        found = conversations(source, data.field, storage, ledger, limit=limit)
+    for _ in found:
+        pass
+    kept = None if from_hub else ledger.kept
+    return PinnedData(name=data.name, source=source, rows=kept, dropped=shortened(ledger.dropped))

@@ -6,13 +6,13 @@ documents.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import StorageLocation, TokenizeConfig, TokenizeResult
 from osprey_runtime.context import StageContext
-from osprey_runtime.data import rows
+from osprey_runtime.data import Ledger, documents, ledger
 from osprey_runtime.errors import StageError
 from osprey_trainer.data.shards import ShardWriter
 from osprey_trainer.data.tokenizer import DocumentTokenizer
@@ -22,10 +22,10 @@ _BATCH_CHARACTERS = 2_000_000
 
 
 def run(ctx: StageContext) -> TokenizeResult:
-    """Writes the shards and their index.
+    """Writes the shards and their index, and what became of the rows.
 
     Raises:
-        StageError: INVALID_DATA for a row without the field, for no text at all, or for data that is not what was
+        StageError: INVALID_DATA for too many rows without text, for none with it, or for data that is not what was
             resolved; UNSUPPORTED_MODEL if the tokenizer cannot be used.
     """
     config = cast(TokenizeConfig, ctx.config)
@@ -33,25 +33,22 @@ def run(ctx: StageContext) -> TokenizeResult:
     writer = ShardWriter(ctx.output, vocab_size=tokenizer.size, document_separator_id=tokenizer.end_id)
     began = time.monotonic()
     done = 0
-    for batch in _batches(_documents(config, ctx.task.storage)):
+    ledgers = [Ledger(text.source.uri, text.max_dropped) for text in config.data]
+    for batch in _batches(_documents(config, ctx.task.storage, ledgers)):
         if ctx.stop.is_set():
             raise StageError(FailureReason.STOPPED, "tokenize was stopped; it starts from the beginning next time")
         writer.append(tokenizer.encode(batch))
         done += len(batch)
         ctx.progress.update(done, tokens_per_second=writer.tokens / (time.monotonic() - began))
-    if not done:
-        uris = ", ".join(text.source.uri for text in config.data)
-        raise StageError(FailureReason.INVALID_DATA, f"{uris}: no row has text: give data with text to train on")
     index = writer.finish()
-    return TokenizeResult(rows=index.rows, tokens=index.tokens)
+    ledger.write(ctx.output, sources=ledgers)
+    counts = ledger.total(ledgers)
+    return TokenizeResult(rows=index.rows, tokens=index.tokens, rows_read=counts.read, dropped=counts.dropped)
 
 
-def _documents(config: TokenizeConfig, storage: StorageLocation) -> Iterator[str]:
-    for text in config.data:
-        for row in rows(text.source, storage):
-            document = row.text(text.text_field)
-            if document:
-                yield document
+def _documents(config: TokenizeConfig, storage: StorageLocation, ledgers: Sequence[Ledger]) -> Iterator[str]:
+    for text, account in zip(config.data, ledgers, strict=True):
+        yield from documents(text.source, text.text_field, storage, account)
 
 
 def _batches(documents: Iterator[str]) -> Iterator[list[str]]:

@@ -1,0 +1,42 @@
+"""What becomes of the rows of data, from the file to the figures of a stage."""
+
+import json
+
+import pytest
+
+from osprey_api.rows import DropReason
+from osprey_api.stages import DataToResolve
+
+ODD = {21: "{", 22: '{"text": ""}', 23: '{"text": "half \\ud800"}'}
+
+
+@pytest.fixture
+def text(claims):
+    """60 rows, of which three are of no use; one of them is blank."""
+    lines = [ODD.get(number, json.dumps({"text": f"the owl sees {number}"})) for number in range(1, 61)]
+    (claims / "data" / "odd.jsonl").write_text("\n".join(lines))
+    return "pvc://data/odd.jsonl"
+
+
+EXPECTED = {DropReason.NOT_JSON: 1, DropReason.BLANK_TEXT: 1, DropReason.BAD_CHARACTER: 1}
+
+
+def test_rows_add_up_in_status_and_artifact(machine, text):
+    source = DataToResolve(name="text", uri=text, kind="Text", field="text")
+    (resolved,) = machine.done(machine.resolve(data=(source,))).result.data
+    assert (resolved.rows, resolved.dropped) == (57, EXPECTED)
+    outcome = machine.done(machine.tokenize(text=resolved.source))
+    assert (outcome.result.rows, outcome.result.rows_read, outcome.result.dropped) == (57, 60, EXPECTED)
+    (account,) = json.loads((machine.files(outcome.artifact) / "rows.json").read_text())["sources"]
+    assert account["read"] == account["kept"] + sum(account["dropped"].values()) == 60
+    assert account["examples"]["NotJson"][0].startswith(f"{text} line 21: ")
+
+
+def test_a_single_odd_row_of_few_is_too_many_unless_it_is_allowed(machine, claims):
+    (claims / "data" / "few.jsonl").write_text('{"text": "a"}\n{\n')
+    source = DataToResolve(name="text", uri="pvc://data/few.jsonl", kind="Text", field="text")
+    code, outcome = machine.run(machine.resolve(data=(source,)))
+    assert code == 64
+    assert "pvc://data/few.jsonl line 2: " in outcome.message
+    allowed = source.model_copy(update={"max_dropped": 0.5})
+    assert machine.done(machine.resolve(data=(allowed,))).result.data[0].rows == 1
