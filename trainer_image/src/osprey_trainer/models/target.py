@@ -135,6 +135,8 @@ class Target:
             )
         model.eval().requires_grad_(requires_grad=False)
         self.body: nn.Module = model.get_decoder()
+        # Weights that several groups divide are put together by a hook of the whole model.
+        self._whole = model if tensor_parallel > 1 else None
         output = model.get_output_embeddings()
         if getattr(output, "bias", None) is not None:
             raise StageError(
@@ -154,9 +156,21 @@ class Target:
 
         Attention is causal, so padding on the right changes no real position and needs no mask.
         """
-        last_hidden: Tensor = self.body(input_ids=ids, use_cache=False).last_hidden_state
+        last_hidden = self._run(ids)
         taps = torch.cat([self._captured.pop(layer) for layer in self.tapped_layers], dim=-1)
         return TargetStates(taps=taps, last_hidden=last_hidden)
+
+    def _run(self, ids: Tensor) -> Tensor:
+        if self._whole is None:
+            last_hidden: Tensor = self.body(input_ids=ids, use_cache=False).last_hidden_state
+            return last_hidden
+        found: list[Tensor] = []
+        hook = self.body.register_forward_hook(lambda _body, _inputs, output: found.append(output.last_hidden_state))
+        try:
+            self._whole(input_ids=ids, use_cache=False, logits_to_keep=1)
+        finally:
+            hook.remove()
+        return found[0]
 
     @torch.no_grad()
     def greedy_tokens(self, last_hidden: Tensor, *, chunk: int = 256) -> Tensor:
