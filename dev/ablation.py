@@ -1,6 +1,6 @@
 """What each option of the objective is worth: `python -m dev.ablation` on a demonstration that `make demo KEEP=1` left.
 
-Distil runs once for each option, on the demonstration's own initial drafter and answers, all else as the demonstration
+Distil runs once for each option (what ran before is found again), on the demonstration's own initial drafter and answers, all else as the demonstration
 has it. Acceptance length is the trainer's simulation on the held-out prompts with the server's own outputs; it equals
 what SGLang counts in nearly every request, which the demonstration's table shows.
 """
@@ -42,12 +42,12 @@ AS_IT_IS = "as the demonstration"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     AS_IT_IS: {},
     "decay 1.0": {"decay": 1.0},
-    "decay 0.6": {"decay": 0.6},
-    "stepWeights 1, 1, 0.5, 0.25": {"step_weights": (1.0, 1.0, 0.5, 0.25)},
-    "hardLabelWeight 0.5": {"hard_label_weight": 0.5},
-    "hardLabelWeight 1.0": {"hard_label_weight": 1.0},
     "loss LKAlpha": {"loss": "LKAlpha"},
     "loss LKLambda": {"loss": "LKLambda"},
+    "hardLabelWeight 0.5": {"hard_label_weight": 0.5},
+    "hardLabelWeight 1.0": {"hard_label_weight": 1.0},
+    "decay 0.6": {"decay": 0.6},
+    "stepWeights 1, 1, 0.5, 0.25": {"step_weights": (1.0, 1.0, 0.5, 0.25)},
 }
 
 
@@ -127,7 +127,9 @@ def main(words: Sequence[str]) -> None:
     """Run every option, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m dev.ablation", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="distillations at a time, one thread each")
-    jobs: int = parser.parse_args(words).jobs
+    parser.add_argument("--only", type=int, default=len(OPTIONS), help="so many options, from the first")
+    wanted = parser.parse_args(words)
+    options = list(OPTIONS)[: wanted.only]
     kubectl = Local().kubectl
     resource = kubectl.read("ospreydrafter", OSPREY, "-n", NAMESPACE)
     selector = f"{LABEL_NAME}={OSPREY},{LABEL_STAGE}={StageName.DISTIL}"
@@ -146,8 +148,8 @@ def main(words: Sequence[str]) -> None:
             environment=keys | {"OSPREY_CLAIMS_ROOT": str(target.parent.parent), "OMP_NUM_THREADS": "1"},
             scratch=Path(folder),
         ).captured()
-        with ThreadPoolExecutor(jobs) as pool:
-            found = dict(zip(OPTIONS, pool.map(experiment.run, OPTIONS), strict=True))
+        with ThreadPoolExecutor(wanted.jobs) as pool:
+            found = dict(zip(options, pool.map(experiment.run, options), strict=True))
     rows = [row(option, counted, found[AS_IT_IS]) for option, counted in found.items()]
     REPORT.parent.mkdir(parents=True, exist_ok=True)
     REPORT.write_text(json.dumps([asdict(entry) for entry in rows], indent=2) + "\n")

@@ -169,6 +169,7 @@ class Tenant:
                     "unroll": 3,
                     "draftVocabSize": 256,
                     "precision": "FP32",
+                    "teacher": {"mode": "Captured"},
                 },
                 "evaluation": {
                     "samples": 10,

@@ -115,6 +115,15 @@ def test_the_killed_trainer_went_on_from_its_checkpoint(finished):
     assert stage["attempts"] == again["attempts"]
 
 
+def test_both_drafters_learned_from_the_same_states(finished):
+    tenant, *_ = finished
+    ours, theirs = (tenant.stage(OD, name, "capture") for name in (NAME, "scratch"))
+    assert ours["artifact"] == theirs["artifact"]
+    selector = "app.kubernetes.io/managed-by=osprey-operator"
+    jobs = [item["metadata"]["name"] for item in tenant.items("jobs", "-l", selector)]
+    assert sum("-capture-" in name for name in jobs) == 1
+
+
 def test_the_result_is_that_of_an_undisturbed_run(finished, s3, tmp_path):
     # The same task, run by hand without a kill: the drafters' weights are equal to the last bit.
     tenant, *_ = finished
