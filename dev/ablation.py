@@ -1,8 +1,8 @@
 """What each option of the objective is worth: `python -m dev.ablation` on a demonstration that `make demo KEEP=1` left.
 
 Distil runs once for each option (what ran before is found again), on the demonstration's own initial drafter and
-answers, all else as the demonstration has it. Acceptance length is the trainer's simulation on the held-out prompts with
-the server's own outputs; it equals what SGLang counts in nearly every request, which the demonstration's table shows.
+answers, all else as the demonstration has it. Acceptance length is the trainer's simulation on the held-out prompts
+with the server's own outputs; it equals what SGLang counts in nearly every request, as the demonstration's table shows.
 """
 
 import argparse
