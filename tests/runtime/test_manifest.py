@@ -206,3 +206,29 @@ def test_set_aside_makes_room_for_another_attempt(publish, store):
     manifest.set_aside(store, PREFIX, "two")
     assert store.exists(f"{PREFIX}/manifest.corrupt-two.json")
     assert publish("two", {"a": b"2"}).attempt == "two"
+
+
+def test_a_published_model_without_a_manifest_is_had_by_its_digest(store, location, tmp_path):
+    """As one imports the released backbone: nobody of ours made the folder."""
+    for path, content in FILES.items():
+        store.write(f"released/{path}", content)
+    uri = f"{location.uri}/released"
+    with pytest.raises(StageError, match=r"correct the digest in spec\.import") as caught:
+        manifest.fetch(location, ArtifactRef(uri=uri, digest="sha256:" + "0" * 64), tmp_path / "back")
+    assert caught.value.reason is FailureReason.CORRUPT_ARTIFACT
+    assert not list(tmp_path.glob("*back*"))
+
+    lines = sorted([path, len(data), hashlib.sha256(data).hexdigest()] for path, data in FILES.items())
+    digest = "sha256:" + hashlib.sha256(json.dumps(lines, separators=(",", ":")).encode()).hexdigest()
+    assert f"has digest {digest} and not" in caught.value.message
+    folder = manifest.fetch(location, ArtifactRef(uri=uri, digest=digest), tmp_path / "back")
+    assert {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()} == FILES
+
+
+def test_a_folder_with_neither_manifest_nor_config_is_nothing_to_import(store, location, tmp_path):
+    store.write("released/model.safetensors", b"")
+    with pytest.raises(StageError, match="name the folder that holds") as caught:
+        manifest.fetch(
+            location, ArtifactRef(uri=f"{location.uri}/released", digest="sha256:" + "0" * 64), tmp_path / "back"
+        )
+    assert caught.value.reason is FailureReason.SOURCE_NOT_FOUND

@@ -74,14 +74,16 @@ class ModelSource(ApiModel):
 
 
 class ImportedArtifact(ApiModel):
-    """A finished artifact that Osprey made elsewhere. A folder without its manifest.json is refused."""
+    """A finished artifact that Osprey made elsewhere, or a published model in the Hugging Face layout."""
 
     uri: Annotated[str, _s3_uri("/.+", max_length=1024)] = Field(
-        description="Folder of the artifact, s3://BUCKET/PREFIX: the one with the manifest.json that Osprey wrote. It "
-        "is read with the endpoint and the keys of the drafter's storage."
+        description="Folder of the artifact, s3://BUCKET/PREFIX: the one with the manifest.json that Osprey wrote, or "
+        "with the config.json, the tokenizer and the weights of a published model. It is read with the endpoint and "
+        "the keys of the drafter's storage."
     )
     digest: Digest = Field(
-        description="Digest of its files, as status.artifact.digest of its maker shows it; it is checked."
+        description="Digest of its files, as status.artifact.digest of its maker shows it; it is checked. Where it is "
+        "wrong, as it may be the first time for a published model, the message tells the right one."
     )
 
 

@@ -8,9 +8,9 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,6 +24,7 @@ from osprey_runtime.errors import StageError
 from osprey_runtime.store import (
     DOWNLOAD_STREAMS,
     Content,
+    Entry,
     Store,
     content_of,
     digest_of,
@@ -36,6 +37,8 @@ from osprey_runtime.store import (
 NAME = "manifest.json"
 DOUBT = "doubted"
 PARTS = "parts"
+PLAIN = "config.json"
+"""Shows that a folder without a manifest is a model."""
 _UPLOAD_TIME = timedelta(days=1)
 """An upload that began longer ago has nobody any more who goes on with it."""
 
@@ -281,15 +284,11 @@ class RemoteArtifact:
         if found is None:
             raise StageError(
                 FailureReason.SOURCE_NOT_FOUND,
-                f"there is no finished artifact at {artifact.uri}: name the folder that holds {NAME}",
+                f"there is no finished artifact at {artifact.uri}: name the folder that holds {NAME}, or the {PLAIN} "
+                "of a published model",
             )
         if found.digest != artifact.digest:
-            # Nothing is damaged, so nothing is to be deleted.
-            raise StageError(
-                FailureReason.CORRUPT_ARTIFACT,
-                f"{artifact.uri} has digest {found.digest} and not {artifact.digest}: correct the digest in "
-                "spec.import, or let the stage that made it run again",
-            )
+            raise _other_digest(artifact, found.digest)  # nothing is damaged, so nothing is to be deleted
         self.manifest = found
 
     def file(self, path: str) -> File:
@@ -338,6 +337,9 @@ class RemoteArtifact:
 def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Path:
     """Download an artifact and return `folder`, which then holds exactly its files, each of them verified.
 
+    A published model, which has a config.json and no manifest, is one too: all files of its folder, with a digest that
+    is defined in the same way.
+
     Where a file is not what the manifest says, a note is left for the stage that made it: run again, that stage
     reads all of the artifact, and makes it anew if it is damaged.
 
@@ -347,21 +349,58 @@ def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Pat
         folder: where to; appears only when all is there, and replaces what was there before.
 
     Raises:
-        StageError: SOURCE_NOT_FOUND, there is no manifest; CORRUPT_ARTIFACT, a digest does not match;
+        StageError: SOURCE_NOT_FOUND, there is neither manifest nor config; CORRUPT_ARTIFACT, a digest does not match;
             OUT_OF_DISK; or the storage can't be used.
     """
+    store = open_store(location.model_copy(update={"uri": artifact.uri}))
+    if not store.exists(NAME) and store.exists(PLAIN):
+        return _fetch_plain(store, artifact, folder)
     remote = RemoteArtifact(location, artifact)
     manifest = remote.manifest
+    with _filled(folder, manifest.size) as unfinished, ThreadPoolExecutor(DOWNLOAD_STREAMS) as pool:
+        list(pool.map(lambda file: remote.download(file, unfinished / file.path), manifest.files))
+    return folder
+
+
+def _fetch_plain(store: Store, artifact: ArtifactRef, folder: Path) -> Path:
+    """Download a model that Osprey did not make: the folder has no manifest, so that its digest is found by reading."""
+    entries = list(store.list(""))
+    with _filled(folder, sum(entry.size for entry in entries)) as unfinished:
+
+        def download(entry: Entry) -> Content:
+            return store.download(entry.key, unfinished / entry.key)
+
+        with ThreadPoolExecutor(DOWNLOAD_STREAMS) as pool:
+            contents = dict(zip((entry.key for entry in entries), pool.map(download, entries), strict=True))
+        if digest_of(contents) != artifact.digest:
+            raise _other_digest(artifact, digest_of(contents))
+    return folder
+
+
+@contextmanager
+def _filled(folder: Path, size: int) -> Iterator[Path]:
+    """Give an empty folder beside `folder`, which replaces it when all went well.
+
+    Raises:
+        StageError: OUT_OF_DISK, there is no room for `size` bytes.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(folder.parent).free < manifest.size:
+    if shutil.disk_usage(folder.parent).free < size:
         raise out_of_disk(folder)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as unfinished:
-        with ThreadPoolExecutor(DOWNLOAD_STREAMS) as pool:
-            list(pool.map(lambda file: remote.download(file, Path(unfinished, "files", file.path)), manifest.files))
+        files = Path(unfinished, "files")
+        yield files
         if folder.exists():
             shutil.rmtree(folder)
-        Path(unfinished, "files").rename(folder)
-    return folder
+        files.rename(folder)
+
+
+def _other_digest(artifact: ArtifactRef, found: str) -> StageError:
+    return StageError(
+        FailureReason.CORRUPT_ARTIFACT,
+        f"{artifact.uri} has digest {found} and not {artifact.digest}: correct the digest in spec.import, or let the "
+        "stage that made it run again",
+    )
 
 
 def _corrupt(where: str, what: str) -> StageError:

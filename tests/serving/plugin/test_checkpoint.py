@@ -32,7 +32,7 @@ def test_one_layer_is_called_midlayer(drafter):
         ({"num_hidden_layers": 1}, r"midlayer\..* is missing; .* more"),
         ({"attention_bias": True}, "says attention_bias: true"),
         ({"tie_word_embeddings": True}, "says tie_word_embeddings: true"),
-        ({"head_dim": None}, "lacks head_dim"),
+        ({"num_attention_heads": None}, "lacks num_attention_heads"),
         ({"draft_vocab_size": None}, r"lm_head.weight has shape \[320, 64\] instead of \[512, 64\]"),
         ({"architectures": ["Qwen3ForCausalLMEagle3"]}, r"layers.0.self_attn.k_norm.weight is missing"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2]}}, "as wide as the drafter"),
@@ -69,6 +69,14 @@ def test_only_a_drafter_with_the_whole_vocabulary_may_lack_d2t(tiny, tmp_path, d
     folder = tiny.write_drafter(tmp_path, drafter.config | {"draft_vocab_size": 512}, tensors)
     checkpoint.check(folder)
     assert checkpoint.target_ids(folder) is None
+
+
+def test_sizes_that_follow_from_others_may_be_left_out(drafter):
+    config = {key: value for key, value in drafter.config.items() if key not in {"head_dim", "num_key_value_heads"}}
+    assert checkpoint.expected_tensors(config | {"num_key_value_heads": 2}) == checkpoint.expected_tensors(
+        drafter.config
+    )
+    assert checkpoint.expected_tensors(config)["layers.0.self_attn.k_proj.weight"] == (64, 128)
 
 
 @pytest.mark.parametrize("size", [0, 5, 100, -1])

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from osprey_api.stages import DataToResolve, Pinned
+from osprey_api.stages import ArtifactRef, DataToResolve, Pinned
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Arrangement, Drafter
 
@@ -188,3 +188,15 @@ def test_a_target_is_resolved_with_its_prompts(chain):
     result = machine.done(task).result
     assert result.facts.hidden_size == 24
     assert result.data[0].rows == 20
+
+
+def test_a_released_backbone_is_imported_without_a_manifest(chain, folder, outcome):
+    machine, done = chain
+    shutil.copytree(folder("pretrain"), machine.root / "released")
+    released = ArtifactRef(uri=f"file://{machine.root}/released", digest=outcome("pretrain").artifact.digest)
+    answers = done["convert"][0].inputs["answers"]
+    imported = machine.done(machine.convert(answers, draft_vocab_size=50, backbone=released)).result
+    assert (imported.rows_copied, imported.rows_composed) == (
+        outcome("convert").result.rows_copied,
+        outcome("convert").result.rows_composed,
+    )

@@ -57,9 +57,17 @@ class TokenTable:
         """Reads the tokenizer of a local model folder.
 
         Raises:
-            StageError: UNSUPPORTED_MODEL for a tokenizer that is neither byte-level nor SentencePiece.
+            StageError: UNSUPPORTED_MODEL if there is none, or it is neither byte-level nor SentencePiece.
         """
-        return cls.from_hf(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        try:
+            hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise StageError(
+                FailureReason.UNSUPPORTED_MODEL,
+                f"{folder.name} has no tokenizer that transformers can read ({error}): put the tokenizer.json of its "
+                "model beside its weights.",
+            ) from error
+        return cls.from_hf(hf)
 
     @classmethod
     def from_hf(cls, hf: Any) -> Self:

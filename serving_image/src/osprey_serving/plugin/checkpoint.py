@@ -22,8 +22,6 @@ _REQUIRED = (
     "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
 )
 
 
@@ -88,8 +86,9 @@ def expected_tensors(config: Mapping[str, Any]) -> Shapes:
         if config.get(key):
             raise CheckpointError(f"the drafter's config.json says {key}: true; an Osprey drafter has false")
     H, I, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]  # noqa: E741
-    D = config["head_dim"]
-    queries, keys = config["num_attention_heads"] * D, config["num_key_value_heads"] * D
+    heads = config["num_attention_heads"]
+    D = config.get("head_dim") or H // heads  # where they are left out, SGLang reads them so
+    queries, keys = heads * D, (config.get("num_key_value_heads") or heads) * D
     draft_vocabulary = config.get("draft_vocab_size") or V
     features = tapped_layers(config) * (config.get("target_hidden_size") or H)
     if features == H:
@@ -133,7 +132,7 @@ def expected_tensors(config: Mapping[str, Any]) -> Shapes:
 
 def has_qkv_bias(config: Mapping[str, Any]) -> bool:
     """Whether the projections to queries, keys and values add a bias, as in Qwen2."""
-    return config.get("model_type") == "qwen2"
+    return config.get("model_type") == "qwen2" and not has_head_norms(config)
 
 
 def has_head_norms(config: Mapping[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """The backbone: the first blocks of a small language model, with its embedding, final norm and head."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +12,8 @@ from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer.models import hf_names
 from osprey_trainer.models.body import Attention, Body, Mlp, RMSNorm, Rotary
+
+log = logging.getLogger(__name__)
 
 
 class BackboneLayer(nn.Module):
@@ -66,11 +69,16 @@ class Backbone(nn.Module):
                 FailureReason.INVALID_CONFIG,
                 f"layers is {layers}, but the source has {available} blocks; choose 1 to {available}.",
             )
-        kept = {"num_hidden_layers": layers}
+        kept: dict[str, Any] = {"num_hidden_layers": layers}
         if config.get("layer_types"):
             kept["layer_types"] = config["layer_types"][:layers]
-        backbone = cls(config | kept)
         tensors = hf_names.read_tensors(folder, skip=lambda name: hf_names.is_pruned(name, layers))
+        if config.get("tie_word_embeddings") and hf_names.has_own_head(tensors):
+            log.warning(
+                "%s: tie_word_embeddings is true, but its head is not its embedding: both are kept", folder.name
+            )
+            kept["tie_word_embeddings"] = False
+        backbone = cls(config | kept)
         hf_names.load_exactly(backbone, hf_names.backbone_from_hf(tensors, backbone.hf_config), folder)
         return backbone
 

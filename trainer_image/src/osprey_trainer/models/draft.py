@@ -25,9 +25,11 @@ from osprey_runtime.errors import StageError
 from osprey_trainer.models import hf_names
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.body import Attention, Body, Family, Mlp, RMSNorm, Rotary
+from osprey_trainer.models.published import completed
 from osprey_trainer.vocabulary import Alignment, DraftVocabulary
 
 _INITIALISER_STD = 0.02
+_DEFAULT_TAPS = 3
 _ARCHITECTURE_OF = {Family.QWEN3: "Qwen3ForCausalLMEagle3"}
 """Under which drafters are published; all others are called after Llama."""
 
@@ -47,7 +49,8 @@ class DraftConfig:
         vocab_size: V, rows of the target's embedding, padding included.
         draft_vocab_size: Vd, rows of the drafter's head.
         target_hidden_size: Ht.
-        tapped_layers: "input to layer j" convention.
+        tapped_layers: "input to layer j" convention; None: those of `default_tapped_layers`, which depend on the
+            target's depth. A drafter that is published without them is written without them.
         token_ids: `bos_token_id`, `eos_token_id`, `pad_token_id` of the target, copied to the export.
         dtype: of the target, by torch's name. The server runs a drafter in what its config says, and takes a float32
             for float16, so that beside a bfloat16 target nothing else will do. The tensors stay fp32 all the same.
@@ -58,9 +61,14 @@ class DraftConfig:
     vocab_size: int
     draft_vocab_size: int
     target_hidden_size: int
-    tapped_layers: tuple[int, ...]
+    tapped_layers: tuple[int, ...] | None
     token_ids: Mapping[str, Any]
     dtype: str
+
+    @property
+    def num_taps(self) -> int:
+        """Hidden states of the target that `fc` takes, side by side."""
+        return _DEFAULT_TAPS if self.tapped_layers is None else len(self.tapped_layers)
 
 
 class DrafterLayer(nn.Module):
@@ -101,7 +109,7 @@ class Drafter(nn.Module):
             raise StageError(FailureReason.INVALID_CONFIG, f"An EAGLE-3 drafter has one layer, not {body.num_layers}.")
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, body.hidden_size)
-        self.fc = nn.Linear(len(config.tapped_layers) * config.target_hidden_size, body.hidden_size, bias=False)
+        self.fc = nn.Linear(config.num_taps * config.target_hidden_size, body.hidden_size, bias=False)
         self.layers = nn.ModuleList(DrafterLayer(body) for _ in range(body.num_layers))
         self.norm = RMSNorm(body.hidden_size, body.rms_norm_eps)
         self.lm_head = nn.Linear(body.hidden_size, config.draft_vocab_size, bias=False)
@@ -175,13 +183,14 @@ class Drafter(nn.Module):
         """Reads a checkpoint in the published format, in fp32.
 
         Raises:
-            StageError: CORRUPT_ARTIFACT for unknown, missing or misshapen tensors; UNSUPPORTED_MODEL for a
-                config of another kind.
+            StageError: CORRUPT_ARTIFACT for unknown, missing or misshapen tensors, or `d2t` and `t2d` that do not
+                belong together; UNSUPPORTED_MODEL for a config of another kind.
         """
-        config = _config_from_json(hf_names.read_config(folder))
+        config = _config_from_json(completed(hf_names.read_config(folder), name=folder.name))
         state = hf_names.from_published(hf_names.read_tensors(folder), num_layers=config.body.num_layers)
         drafter = cls(config)
         hf_names.load_exactly(drafter, state, folder)
+        hf_names.check_draft_vocabulary(drafter.d2t, drafter.t2d, folder)
         return drafter
 
     def save(self, folder: Path) -> None:
@@ -248,6 +257,10 @@ def _dtype(fields: Mapping[str, Any]) -> str | None:
 
 
 def _config_to_json(config: DraftConfig) -> dict[str, Any]:
+    eagle: dict[str, Any] = {"use_aux_hidden_state": True}
+    if config.tapped_layers is not None:
+        # These name layers whose *output* is tapped: the input of layer j is the output of j - 1.
+        eagle["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in config.tapped_layers]
     return {
         **config.body.to_hf(),
         **config.token_ids,
@@ -258,25 +271,21 @@ def _config_to_json(config: DraftConfig) -> dict[str, Any]:
         "target_hidden_size": config.target_hidden_size,
         "tie_word_embeddings": False,
         "swap_h_and_emb": config.arrangement is Arrangement.OSPREY,
-        # These name layers whose *output* is tapped: the input of layer j is the output of j - 1.
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in config.tapped_layers],
-            "use_aux_hidden_state": True,
-        },
+        "eagle_config": eagle,
     }
 
 
 def _config_from_json(fields: Mapping[str, Any]) -> DraftConfig:
     try:
-        ids = fields["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        ids = (fields.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
         swapped = fields.get("swap_h_and_emb", False)
         return DraftConfig(
             arrangement=Arrangement.OSPREY if swapped else Arrangement.EAGLE3,
             body=Body.from_hf(fields),
             vocab_size=fields["vocab_size"],
             draft_vocab_size=fields["draft_vocab_size"],
-            target_hidden_size=fields.get("target_hidden_size") or fields["hidden_size"],
-            tapped_layers=tuple(layer + 1 for layer in ids),
+            target_hidden_size=fields["target_hidden_size"],
+            tapped_layers=tuple(layer + 1 for layer in ids) if ids else None,
             token_ids={name: fields.get(name) for name in hf_names.TOKEN_ID_FIELDS},
             dtype=_dtype(fields) or "float32",
         )

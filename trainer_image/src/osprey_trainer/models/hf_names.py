@@ -64,6 +64,13 @@ def backbone_from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -
     return state
 
 
+def has_own_head(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a Hugging Face causal LM holds a head that is not its embedding, whatever its config says."""
+    state = {name.removeprefix("model."): value for name, value in tensors.items()}
+    embedding, head = state.get(_EMBEDDING), state.get("lm_head.weight")
+    return embedding is not None and head is not None and not torch.equal(embedding, head)
+
+
 def backbone_to_hf(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State dict of `Backbone` -> tensors of a Hugging Face causal LM."""
     return {name if name.startswith("lm_head.") else f"model.{name}": value for name, value in state.items()}
@@ -110,6 +117,26 @@ def from_published(tensors: Mapping[str, Tensor], *, num_layers: int) -> dict[st
     if num_layers > 1:
         return dict(tensors)
     return {re.sub(r"^midlayer\.", "layers.0.", name): value for name, value in tensors.items()}
+
+
+def check_draft_vocabulary(d2t: Tensor, t2d: Tensor, folder: Path) -> None:
+    """Checks that both maps say the same: the head's rows are the tokens that t2d allows, in their order.
+
+    Args:
+        d2t: int64 [Vd], offsets.
+        t2d: bool [V].
+        folder: where they were read, for the message.
+
+    Raises:
+        StageError: CORRUPT_ARTIFACT otherwise.
+    """
+    ids = d2t + torch.arange(len(d2t))
+    if not torch.equal(ids, t2d.nonzero().flatten()):
+        raise StageError(
+            FailureReason.CORRUPT_ARTIFACT,
+            f"The draft vocabulary of {folder.name} contradicts itself: d2t, which holds offsets (target id minus "
+            "draft id), and t2d name different tokens.",
+        )
 
 
 # --- Folders ---
