@@ -72,7 +72,7 @@ def unroll_bytes(config: DraftConfig, *, dialogues: int, tokens: int, rows: int,
     """
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         drafter = Drafter(config)
-        taps = len(config.tapped_layers) * config.target_hidden_size
+        taps = config.num_taps * config.target_hidden_size
         ids = torch.zeros(dialogues, tokens, dtype=torch.long)
         places = torch.zeros(dialogues, rows, dtype=torch.long)
         states = torch.zeros(dialogues, tokens, taps, dtype=torch.bfloat16 if bf16 else torch.float32)

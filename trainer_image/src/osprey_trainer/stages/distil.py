@@ -198,7 +198,7 @@ def _teacher(
     layers = drafter.config.tapped_layers
     if config.teacher == "Captured":
         captured = StreamedTeacher(ctx.remote_input(InputRole.STATES), dialogues, ctx.scratch / f"states-{ctx.rank}")
-        if captured.index.tapped_layers != layers:
+        if layers is not None and captured.index.tapped_layers != layers:
             raise StageError(
                 FailureReason.INVALID_CONFIG,
                 f"The drafter taps layers {list(layers)} of the target, and the states are of layers "
