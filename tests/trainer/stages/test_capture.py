@@ -106,7 +106,8 @@ def test_captured_states_are_the_targets_own(place, answers, dialogues, online, 
     files = {file.path for file in RemoteArtifact(place.storage, outcome.artifact).manifest.files}
     assert len(files) > 2 * 2 + 2  # several shards, each with its list; index and head
     teacher, truth = opened(place, outcome, dialogues), online(greedy=not temperature)
-    for members in (dialogues, dialogues[3:1:-1], dialogues[4:]):
+    for members in (dialogues, dialogues[3:1:-1], dialogues[4:], [dialogues[2], dialogues[0], dialogues[2]]):
+        teacher.prepare(members[::-1])
         batch = teacher.batch(members)
         assert (batch.greedy is None) is not bool(temperature)
         assert_same(batch, truth.batch(members))

@@ -200,7 +200,9 @@ class StreamedTeacher:
     def batch(self, dialogues: Sequence[Dialogue]) -> DialogueBatch:
         """Returns the dialogues as one micro-batch, on the CPU."""
         self.prepare(dialogues)
-        blocks = [self._begun.pop(dialogue.name).result() for dialogue in dialogues]
+        blocks = [self._begun[dialogue.name].result() for dialogue in dialogues]
+        for dialogue in dialogues:
+            self._begun.pop(dialogue.name, None)  # where two epochs meet a batch may hold a dialogue twice
         states, greedy = zip(*(self._parsed(block) for block in blocks), strict=True)
         return DialogueBatch.collate(
             ids=[dialogue.ids for dialogue in dialogues],
