@@ -97,7 +97,7 @@ def arguments(
         *SERVER_ARGUMENTS,
         *(() if drafter is None else SPECULATION_ARGUMENTS),
         *speculation,
-        *(() if admin_key is None else ("--admin-api-key", admin_key)),
+        *(() if admin_key is None else (f"--admin-api-key={admin_key}",)),
         *extra,
     ]
 

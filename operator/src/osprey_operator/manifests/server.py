@@ -185,7 +185,7 @@ def _pod_template(
         speculation=None if drafter is None else serving.speculation,
         host="0.0.0.0",  # noqa: S104 - the Service has to reach it
         disks=server_disks,
-        more_args=["--admin-api-key", f"$({ADMIN_KEY_VARIABLE})"],
+        more_args=[f"--admin-api-key=$({ADMIN_KEY_VARIABLE})"],  # one word: a key may begin with "-"
         more_env=[admin_key],
         lifecycle=sglang.pre_stop(DRAIN_DELAY_SECONDS),
         **_probes(),
