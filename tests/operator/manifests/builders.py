@@ -50,7 +50,7 @@ ANSWERING = {
 CONFIGS: dict[StageName, dict[str, Any]] = {
     StageName.RESOLVE: {
         "model": {"uri": "pvc://models/qwen"},
-        "data": [{"name": "math", "uri": "pvc://prompts/math.jsonl", "field": "prompt"}],
+        "data": [{"name": "math", "uri": "pvc://prompts/math.jsonl", "kind": "Prompts", "field": "prompt"}],
         "ownerUid": UID,
     },
     StageName.PRUNE: {"source": TARGET, "layers": 2},

@@ -115,8 +115,8 @@ def test_every_claim_of_the_sources_is_mounted_once():
         StageName.RESOLVE,
         model={"uri": "pvc://models/a"},
         data=[
-            {"name": "a", "uri": "pvc://models/b", "field": "x"},
-            {"name": "b", "uri": "pvc://other/b", "field": "x"},
+            {"name": "a", "uri": "pvc://models/b", "kind": "Text", "field": "x"},
+            {"name": "b", "uri": "pvc://other/b", "kind": "Text", "field": "x"},
         ],
     )
     spec = pod(StageName.RESOLVE, task=told)
