@@ -57,5 +57,14 @@ class Parts:
                 found[file.path] = file
         return found
 
+    def read(self, file: File) -> bytes:
+        """Return the content of a small part.
+
+        Raises:
+            StageError: the store can't be used.
+            FileNotFoundError: it was deleted meanwhile.
+        """
+        return self._store.read(join(self._prefix, part_key(file)))
+
     def _record(self, name: str) -> str:
         return f"{join(self._prefix, PARTS, _RECORDS)}/{name}"

@@ -1,7 +1,8 @@
 import pytest
 
 from osprey_api.drafter import Gate, Revision
-from osprey_api.stages import ArtifactRef, Outcome
+from osprey_api.rows import DropReason
+from osprey_api.stages import ArtifactRef, Outcome, TokenizeResult
 from osprey_api.status import StageStatus
 from osprey_operator.plan.gate import judge, kept
 from osprey_operator.plan.results import metrics_of, speedup
@@ -75,3 +76,10 @@ def test_the_served_revision_is_kept_whatever_its_age():
     served = revision()
     assert kept((*newer, served), 3) == (*newer[:2], served)
     assert kept(newer, 3) == newer[:3]
+
+
+def test_dropped_rows_by_reason_are_figures():
+    result = TokenizeResult(rows=7, tokens=70, rows_read=10, dropped={DropReason.NOT_JSON: 1, DropReason.BLANK_TEXT: 2})
+    found = metrics_of(Outcome(result=result))
+    assert (found["rows"], found["rows_read"]) == (7, 10)
+    assert (found["dropped.NotJson"], found["dropped.BlankText"]) == (1, 2)

@@ -5,15 +5,21 @@ import pytest
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
-from osprey_trainer.data.shards import ShardIndex, ShardWriter, TokenStream
+from osprey_trainer.data import shards
+from osprey_trainer.data.shards import End, ShardIndex, ShardWriter, TokenStream
 
 DOCUMENTS = [[5, 6, 7], [], [8], [9, 10, 11, 12, 13, 14, 15]]
 STREAM = [5, 6, 7, 1, 1, 8, 1, 9, 10, 11, 12, 13, 14, 15, 1]
 
 
-def write(folder, *, vocab_size=16, shard_tokens=4):
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 4)
+
+
+def write(folder, *, vocab_size=16):
     folder.mkdir()
-    writer = ShardWriter(folder, vocab_size=vocab_size, document_separator_id=1, shard_tokens=shard_tokens)
+    writer = ShardWriter(folder, vocab_size=vocab_size, document_separator_id=1)
     writer.append(DOCUMENTS[:1])
     writer.append(DOCUMENTS[1:])
     return writer.finish()
@@ -47,6 +53,42 @@ def test_files_are_as_documented(tmp_path):
         "document_separator_id": 1,
     }
     assert np.fromfile(tmp_path / "a" / "shard-00001.bin", "<u2").tolist() == STREAM[4:8]
+
+
+def test_the_ends_of_full_shards_are_those_of_the_text(tmp_path):
+    write(tmp_path / "a")
+    # 5 6 7 1 | 1 8 1 9 | 10 11 12 13 | 14 15 1
+    ends = [json.loads((tmp_path / "a" / f"shard-0000{i}.end.json").read_text()) for i in range(3)]
+    assert [End(**end) for end in ends] == [End(1, 0), End(3, 1), End(3, 5)]
+    assert not (tmp_path / "a" / "shard-00003.end.json").exists()
+
+
+@pytest.mark.parametrize("finished", [0, 1, 2, 3])
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_a_writer_goes_on_where_full_shards_end(tmp_path, finished, at_once):
+    write(tmp_path / "whole")
+    ends = [End(), *(End(**json.loads(p.read_text())) for p in sorted((tmp_path / "whole").glob("*.end.json")))]
+    begin = ends[finished]
+    rest = tmp_path / "rest"
+    rest.mkdir()
+    taken = []
+    writer = ShardWriter(
+        rest,
+        vocab_size=16,
+        document_separator_id=1,
+        shards=finished,
+        begin=begin,
+        full=lambda shard, end: taken.append((shard.name, End(**json.loads(end.read_text())))),
+    )
+    left = DOCUMENTS[begin.documents :]
+    for start in range(0, len(left), at_once):
+        writer.append(left[start : start + at_once])
+    writer.finish()
+    assert taken == [(f"shard-0000{i}.bin", ends[i + 1]) for i in range(finished, 3)]
+    assert (rest / "index.json").read_bytes() == (tmp_path / "whole" / "index.json").read_bytes()
+    for number in range(finished, 4):
+        name = f"shard-0000{number}.bin"
+        assert (rest / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype", "width"), [(65536, "uint16", 2), (65537, "uint32", 4)])

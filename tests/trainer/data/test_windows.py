@@ -4,14 +4,16 @@ import torch
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
+from osprey_trainer.data import shards
 from osprey_trainer.data.shards import ShardWriter, TokenStream
 from osprey_trainer.data.split import Split
 from osprey_trainer.data.windows import RandomWindows
 
 
 @pytest.fixture
-def stream(tmp_path):
-    writer = ShardWriter(tmp_path, vocab_size=1 << 20, document_separator_id=0, shard_tokens=100)
+def stream(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
+    writer = ShardWriter(tmp_path, vocab_size=1 << 20, document_separator_id=0)
     writer.append([list(range(1, 1000))])
     writer.finish()
     return TokenStream(tmp_path)

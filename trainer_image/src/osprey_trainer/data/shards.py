@@ -1,11 +1,12 @@
 """Token shards: text as memory-mapped token ids. Several files, one stream.
 
 A folder holds `shard-00000.bin`, `shard-00001.bin` and so on, little-endian ids without a header, and `index.json`.
-Shards are cut at a fixed number of tokens, wherever that falls: a document may go on in the next file.
+Shards are cut at a fixed number of tokens, wherever that falls: a document may go on in the next file. Beside a full
+shard, `shard-00000.end.json` says where in the text it ends, so that whoever writes can go on from there.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -85,21 +86,56 @@ class ShardIndex:
         return index
 
 
+@dataclass(frozen=True)
+class End:
+    """Where a full shard ends in the text.
+
+    Attributes:
+        documents: lie as a whole in this shard and those before it, separators included.
+        tokens: of the document after them that do too.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+
+
+def shard_names(number: int) -> tuple[str, str]:
+    """The names of a shard and of what says where it ends."""
+    return f"shard-{number:05d}.bin", f"shard-{number:05d}.end.json"
+
+
 class ShardWriter:
-    """Writes documents one after the other. The same documents give the same bytes."""
+    """Writes documents one after the other. The same documents give the same bytes.
+
+    Args:
+        folder: for the shards.
+        vocab_size: every id is below this.
+        document_separator_id: follows every document.
+        full: is called with each full shard and its end, both files; it may take the files away.
+        shards: full ones that were written before; the documents go on at `begin`.
+        begin: end of the last of these.
+    """
 
     def __init__(
-        self, folder: Path, *, vocab_size: int, document_separator_id: int, shard_tokens: int = SHARD_TOKENS
+        self,
+        folder: Path,
+        *,
+        vocab_size: int,
+        document_separator_id: int,
+        full: Callable[[Path, Path], None] | None = None,
+        shards: int = 0,
+        begin: End = End(),
     ) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
         self._separator = document_separator_id
-        self._shard_tokens = shard_tokens
-        self._dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
-        self._shards: list[Shard] = []
+        self._dtype = type_name(vocab_size)
+        self._full = full
+        self._shards = [Shard(shard_names(number)[0], SHARD_TOKENS) for number in range(shards)]
         self._file: BinaryIO | None = None
         self._filled = 0
-        self._rows = 0
+        self._rows = begin.documents
+        self._written_of_first = begin.tokens
 
     @property
     def tokens(self) -> int:
@@ -108,23 +144,29 @@ class ShardWriter:
 
     def append(self, documents: Sequence[Sequence[int]]) -> None:
         """Writes documents, each followed by the separator."""
-        flat = np.fromiter(
-            (index for document in documents for index in (*document, self._separator)),
-            dtype=_TYPES[self._dtype],
-        )
-        self._rows += len(documents)
-        while len(flat):
+        ids: list[int] = []
+        ends = []
+        for document in documents:
+            ids.extend(document)
+            ids.append(self._separator)
+            ends.append(len(ids))
+        flat = np.array(ids, dtype=_TYPES[self._dtype])
+        at, self._written_of_first = self._written_of_first, 0
+        while at < len(flat):
             if self._file is None:
-                self._file = self._path(len(self._shards)).open("wb")
-            part, flat = np.split(flat, [self._shard_tokens - self._filled])
+                self._file = (self._folder / shard_names(len(self._shards))[0]).open("wb")
+            part = flat[at : at + SHARD_TOKENS - self._filled]
             self._file.write(part.tobytes())
             self._filled += len(part)
-            if self._filled == self._shard_tokens:
-                self._close_shard()
+            at += len(part)
+            if self._filled == SHARD_TOKENS:
+                whole = int(np.searchsorted(ends, at, side="right"))
+                self._close_shard(End(self._rows + whole, at - (ends[whole - 1] if whole else 0)))
+        self._rows += len(documents)
 
     def finish(self) -> ShardIndex:
         """Closes the last shard and writes the index."""
-        self._close_shard()
+        self._close_shard(None)
         index = ShardIndex(
             dtype=self._dtype,
             vocab_size=self._vocab_size,
@@ -136,16 +178,33 @@ class ShardWriter:
         index.write(self._folder)
         return index
 
-    def _path(self, number: int) -> Path:
-        return self._folder / f"shard-{number:05d}.bin"
+    def close(self) -> None:
+        """Gives a shard up that is not finished; without effect after `finish`."""
+        if self._file is not None:
+            self._file.close()
 
-    def _close_shard(self) -> None:
+    def _close_shard(self, end: End | None) -> None:
         if self._file is None:
             return
         self._file.close()
         self._file = None
-        self._shards.append(Shard(self._path(len(self._shards)).name, self._filled))
+        shard, says_where = (self._folder / name for name in shard_names(len(self._shards)))
+        self._shards.append(Shard(shard.name, self._filled))
         self._filled = 0
+        if end is not None:
+            says_where.write_text(json.dumps(asdict(end)) + "\n")
+            if self._full is not None:
+                self._full(shard, says_where)
+
+
+def type_name(vocab_size: int) -> str:
+    """The type of the ids: as narrow as the vocabulary allows."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def shard_bytes(vocab_size: int) -> int:
+    """Size of a full shard."""
+    return SHARD_TOKENS * _TYPES[type_name(vocab_size)].itemsize
 
 
 class TokenStream:
