@@ -50,6 +50,7 @@ def start(tmp_path):
             "OSPREY_TERMINATION_LOG": str(folder / "termination-log"),
             "OSPREY_METRICS_PORT": "0",
             "PYTHONPATH": str(PROGRAMS),
+            "OSPREY_STORAGE_PATIENCE_SECONDS": "0",
             "OMP_NUM_THREADS": "1",
             "SAMPLE": sample,
         }
@@ -332,6 +333,7 @@ def test_rank_that_fails_is_told(  # noqa: PLR0917 - cases
     ended, outcome = pod.end()
     assert (ended, outcome.failure) == (code, reason), log_of(pod)
     assert words in outcome.message
+    assert outcome.message.startswith(f"rank {rank}")
     assert list(store.list("")) == []
 
 
@@ -339,6 +341,7 @@ def test_rank_that_fails_amid_collectives_is_told_and_not_the_one_that_misses_it
     pod = start(make_parallel_task(), "ranks:gloo-fail@1")
     code, outcome = pod.end()
     assert (code, outcome.failure) == (ExitCode.WRONG_INPUT, FailureReason.DIVERGED), log_of(pod)
+    assert outcome.message.startswith("rank 1: the loss is no number")
 
 
 def test_sigterm_reaches_every_rank(start, make_parallel_task):

@@ -137,7 +137,11 @@ def _together(outcomes: dict[int, Outcome], first_rank: int) -> Outcome:
     causes = [outcome for outcome in failures if outcome.failure not in consequences]
     lost = [outcome for outcome in failures if outcome.failure is FailureReason.PEER_LOST]
     chosen = next(iter([*causes, *lost, *failures]), outcomes[first_rank])
-    return chosen.model_copy(update={"peak_memory_bytes": peak})
+    message = chosen.message
+    if chosen.failure not in {None, FailureReason.STOPPED} and not message.startswith("rank "):
+        rank = next(rank for rank, outcome in outcomes.items() if outcome is chosen)
+        message = f"rank {rank}: {message}"
+    return chosen.model_copy(update={"peak_memory_bytes": peak, "message": message})
 
 
 def _outcome(rank: int, code: int, scratch: Path) -> Outcome:

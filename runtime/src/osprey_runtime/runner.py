@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -28,12 +30,14 @@ from osprey_runtime.errors import StageError
 from osprey_runtime.failures import failure_of
 from osprey_runtime.manifest import Manifest
 from osprey_runtime.parts import Parts
+from osprey_runtime.patience import patiently
 from osprey_runtime.progress import Progress
 from osprey_runtime.settings import Settings
 from osprey_runtime.store import Store, join, open_store
 
 __all__ = ["Stage", "StageContext", "main"]
 
+T = TypeVar("T")
 log = logging.getLogger("osprey_runtime")
 
 _DISTRIBUTIONS = (
@@ -99,8 +103,12 @@ def _run(
     try:
         task, stage = _asked(stages, settings, argv)
         store, prefix = open_store(task.storage), prefix_of(task)
+
+        def wait_for(action: Callable[[], T]) -> T:
+            return patiently(action, patience_s=settings.storage_patience_s, stop=stop)
+
         if stage.publishes:
-            finished = _finished(store, prefix, settings)
+            finished = wait_for(lambda: _finished(store, prefix, settings))
             if finished is not None:
                 if settings.node == 0:
                     _sweep(store, prefix, finished)  # an attempt may have been killed just before it did
@@ -108,7 +116,7 @@ def _run(
         for role, artifact in task.inputs.items():
             if role in stage.remote:
                 continue
-            manifests.fetch(task.storage, artifact, settings.scratch / "inputs" / role)
+            wait_for(partial(manifests.fetch, task.storage, artifact, settings.scratch / "inputs" / role))
         _empty(settings.scratch / "output")
         if stop.is_set():
             return _failed(stopped(), began, settings)
@@ -118,18 +126,21 @@ def _run(
             return made.model_copy(update={"seconds": seconds})
         if not stage.publishes or settings.node != 0:
             return made.model_copy(update={"seconds": seconds})
-        published = manifests.publish(
-            store,
-            prefix,
-            settings.attempt,
-            settings.scratch / "output",
-            task=task,
-            result=made.result,
-            seconds=seconds,
-            peak_memory_bytes=made.peak_memory_bytes,
-            versions=_versions(),
-            commit=settings.commit or None,
-            parts=Parts(store, prefix).found().values(),
+        published = wait_for(
+            partial(
+                manifests.publish,
+                store,
+                prefix,
+                settings.attempt,
+                settings.scratch / "output",
+                task=task,
+                result=made.result,
+                seconds=seconds,
+                peak_memory_bytes=made.peak_memory_bytes,
+                versions=_versions(),
+                commit=settings.commit or None,
+                parts=wait_for(Parts(store, prefix).found).values(),
+            )
         )
         _sweep(store, prefix, published)
         return made.model_copy(

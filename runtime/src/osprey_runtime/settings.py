@@ -46,6 +46,7 @@ class Settings:
         termination_log: `OSPREY_TERMINATION_LOG`, where the outcome goes.
         metrics_port: `OSPREY_METRICS_PORT`.
         grace_period_s: `OSPREY_GRACE_PERIOD_SECONDS`, from SIGTERM to SIGKILL.
+        storage_patience_s: `OSPREY_STORAGE_PATIENCE_SECONDS`, how long a storage that is away is waited for.
         node: `JOB_COMPLETION_INDEX`, this pod's number among those of an Indexed Job.
         rendezvous: `OSPREY_RENDEZVOUS`, host of pod 0, where rank 0 listens.
         rendezvous_port: `OSPREY_RENDEZVOUS_PORT`; 0 lets a Job of one pod find a free one.
@@ -60,6 +61,7 @@ class Settings:
     termination_log: Path
     metrics_port: int
     grace_period_s: float
+    storage_patience_s: float
     node: int
     rendezvous: str
     rendezvous_port: int
@@ -83,6 +85,7 @@ class Settings:
             termination_log=Path(env.get("OSPREY_TERMINATION_LOG", TERMINATION_LOG)),
             metrics_port=int(env.get("OSPREY_METRICS_PORT", METRICS_PORT)),
             grace_period_s=float(env.get(GRACE_PERIOD_VARIABLE, "300")),
+            storage_patience_s=float(env.get("OSPREY_STORAGE_PATIENCE_SECONDS", "300")),
             node=int(env.get("JOB_COMPLETION_INDEX", "0")),
             rendezvous=rendezvous,
             rendezvous_port=int(env.get("OSPREY_RENDEZVOUS_PORT", RENDEZVOUS_PORT if rendezvous else 0)),
