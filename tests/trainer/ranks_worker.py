@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from osprey_api.conditions import EXIT_CODE_OF
+from osprey_runtime.errors import StageError
 from osprey_trainer.batch import WindowBatch
 from osprey_trainer.loop import train
 from osprey_trainer.models.backbone import Backbone
@@ -35,20 +37,23 @@ class Windows:
 
 
 class Checkpoints:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, hidden: bool) -> None:
+        self.folder, self.hidden = folder, hidden
         self.uri = str(folder)
 
     def latest(self) -> Path | None:
-        return self.folder if self.folder.exists() else None
+        return self.folder if self.folder.exists() and not self.hidden else None
 
     def save(self, _step, write) -> None:
         self.folder.mkdir(exist_ok=True)
         write(self.folder)
 
 
-def run(rank: int, port: int, source: Path, out: Path, *, stop_at: int | None) -> None:
-    """One of two ranks; is told to stop after step `stop_at`."""
+def run(rank: int, port: int, source: Path, out: Path, *, stop_at: int | None, hidden: bool) -> None:
+    """One of two ranks; is told to stop after step `stop_at`.
+
+    hidden: it does not see the checkpoint.
+    """
     os.environ.update(  # noqa: TID251 - as the runner does
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
@@ -60,14 +65,18 @@ def run(rank: int, port: int, source: Path, out: Path, *, stop_at: int | None) -
             stop.set()
 
     settings = LoopSettings(steps=4, learning_rate=1e-2, bf16=False, ema_decay=0.5, zero_stage=1)
-    result = train(
-        Pretraining(Backbone.prune(source, 2)),
-        Windows(rank),
-        settings,
-        progress=progress,
-        checkpoints=Checkpoints(out / "checkpoint"),
-        stop_asked=stop.is_set,
-    )
+    try:
+        result = train(
+            Pretraining(Backbone.prune(source, 2)),
+            Windows(rank),
+            settings,
+            progress=progress,
+            checkpoints=Checkpoints(out / "checkpoint", hidden=hidden),
+            stop_asked=stop.is_set,
+        )
+    except StageError as error:
+        (out / f"error-{rank}").write_text(f"{error.reason}: {error.message}")
+        raise SystemExit(EXIT_CODE_OF[error.reason]) from error
     assert dist.get_world_size() == 2
     group = dist.distributed_c10d._get_default_group()
     assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(hours=2)

@@ -1,6 +1,8 @@
 """The loop through DeepSpeed, in this process: a group of one."""
 
 import itertools
+import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from torch import nn
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer.batch import WindowBatch
+from osprey_trainer.engine import Engine
 from osprey_trainer.loop import Stopped, train
 from osprey_trainer.losses.divergence import Divergence
 from osprey_trainer.models.backbone import Backbone
@@ -143,13 +146,30 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(pretraining, windows, ze
 @pytest.mark.parametrize(
     "options", [{"zero_stage": 0}, {"zero_stage": 1, "ema_decay": 0.9, "accumulation": 2}, {"zero_stage": 3}]
 )
-def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, options):
-    straight = train(pretraining(), Cycle(windows), settings(**options), progress=Log())
+def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, options, monkeypatch):
+    """And has the same learning rates, batches and random numbers on the way."""
+    trace = []
+
+    class Noisy(Pretraining):
+        def forward(self, batch, scale):
+            loss, totals = super().forward(batch, scale)
+            noise = torch.rand(())
+            trace.append((batch.names, float(noise)))
+            return loss * (1 + noise), totals
+
+    def step(self, learning_rate, _step=Engine.step):
+        trace.append(learning_rate)
+        return _step(self, learning_rate)
+
+    monkeypatch.setattr(Engine, "step", step)
+    noisy = lambda: Noisy(pretraining().backbone)  # noqa: E731
+    straight = train(noisy(), Cycle(windows), settings(**options), progress=Log())
+    expected, trace[:] = list(trace), []
 
     checkpoints, stop = Folder(tmp_path), threading.Event()
     with pytest.raises(Stopped) as stopped:
         train(
-            pretraining(),
+            noisy(),
             Cycle(windows),
             settings(**options),
             progress=Log(after={3: stop.set}),  # seen by all ranks during the next step
@@ -159,9 +179,11 @@ def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, 
     assert (stopped.value.code, stopped.value.step) == (143, 4)
     torch.manual_seed(99)
     log = Log()
-    resumed = train(pretraining(), Cycle(windows), settings(**options), progress=log, checkpoints=checkpoints)
+    resumed = train(noisy(), Cycle(windows), settings(**options), progress=log, checkpoints=checkpoints)
 
     assert [line[0] for line in log.lines] == [5, 6]
+    assert trace == expected
+    assert len({entry for entry in trace if isinstance(entry, float)}) == 5  # the schedule begins with the highest
     assert resumed.tokens == straight.tokens
     assert resumed.weights.keys() == straight.weights.keys()
     for name, value in straight.weights.items():
@@ -219,13 +241,34 @@ def test_periodic_checkpoints_are_written_and_the_newest_is_used(pretraining, wi
     assert [line[0] for line in log.lines] == [5]
 
 
-def test_a_checkpoint_of_other_ranks_is_refused(pretraining, windows, tmp_path):
+@pytest.mark.parametrize("hidden", ["rank0.pt", "state"])
+def test_a_checkpoint_that_lacks_files_is_refused(pretraining, windows, tmp_path, hidden):
     checkpoints = Folder(tmp_path)
     s = settings(steps=3, checkpoint_every_steps=2)
     train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
-    (tmp_path / "2" / "rank1.pt").write_bytes(b"")
-    with pytest.raises(StageError, match=f"written by 2 ranks, and 1 are running.*{tmp_path} to start again"):
+    (tmp_path / "2" / hidden).rename(tmp_path / "hidden")
+    (tmp_path / "hidden").rename(tmp_path / "2" / "elsewhere")
+    with pytest.raises(StageError, match=f"lacks .*: try again, or delete.*{tmp_path} to start again") as error:
         train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    assert error.value.reason is FailureReason.CORRUPT_ARTIFACT
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_a_checkpoint_is_converted_only_where_there_is_room(pretraining, windows, tmp_path, zero_stage, monkeypatch):
+    checkpoints = Folder(tmp_path)
+    s = settings(steps=3, checkpoint_every_steps=2, zero_stage=zero_stage)
+    train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    state = torch.load(tmp_path / "2" / "rank0.pt")
+    for rank in range(2):  # as if there had been two
+        torch.save(state | {"ranks": 2}, tmp_path / "2" / f"rank{rank}.pt")
+    (shard,) = (tmp_path / "2" / "state").glob("*_optim_states.pt")
+    shutil.copy(shard, shard.with_name(f"other_{shard.name}"))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(StageError, match="1,000 are free: mount a larger scratch volume") as error:
+        train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    assert error.value.reason is FailureReason.OUT_OF_DISK
+    assert not (tmp_path / "2-universal").exists()
 
 
 @pytest.mark.parametrize(("before", "now"), [(0, 1), (1, 0), (2, 3), (3, 0)])
@@ -261,8 +304,88 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_samples(pretraining, wind
         train(objective, Cycle(windows[1:2]), settings(accumulation=2), progress=Log())
     assert error.value.reason is FailureReason.DIVERGED
     assert "not finite at step 3: lower the learning rate" in str(error.value)
-    assert "w1a, w1b, w1a and 1 more." in str(error.value)
+    assert "w1a, w1b, w1a and 1 more. " in str(error.value)
     assert all(p.isfinite().all() for p in objective.parameters())
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_gradient_that_is_not_finite_stops_before_it_reaches_the_weights(
+    pretraining, windows, zero_stage, accumulation
+):
+    class Breaks(Pretraining):
+        """Its loss is a number, and has no slope."""
+
+        calls = 0
+
+        def forward(self, batch, scale):
+            self.calls += 1
+            loss, totals = super().forward(batch, scale)
+            return (loss + (loss - loss.detach()).sqrt() if self.calls == 5 else loss), totals
+
+    objective = Breaks(pretraining().backbone)
+    s = settings(accumulation=accumulation, zero_stage=zero_stage)
+    with pytest.raises(StageError, match=f"gradient is not finite at step {5 if accumulation == 1 else 3}: ") as error:
+        train(objective, Cycle(windows[1:2]), s, progress=Log())
+    assert error.value.reason is FailureReason.DIVERGED
+    assert "w1a, w1b" in str(error.value)
+    if zero_stage < 3:  # which leaves them split
+        assert all(p.isfinite().all() for p in objective.parameters())
+
+
+def test_a_loss_that_explodes_stops_with_step_and_samples_and_the_last_good_checkpoint(pretraining, windows, tmp_path):
+    class Explodes(Pretraining):
+        calls = 0
+
+        def forward(self, batch, scale):
+            self.calls += 1
+            loss, totals = super().forward(batch, scale)
+            # One odd batch first, which is no explosion.
+            return (loss * 10 if self.calls == 25 or self.calls > 33 else loss), totals
+
+    checkpoints, log = Folder(tmp_path), Log()
+    s = settings(steps=100, learning_rate=1e-4, checkpoint_every_steps=5)
+    with pytest.raises(StageError, match="The loss explodes: it has been more than 3 times the usual ") as error:
+        train(Explodes(pretraining().backbone), Cycle(windows[1:2]), s, progress=log, checkpoints=checkpoints)
+    assert error.value.reason is FailureReason.DIVERGED
+    assert "for 20 steps and is " in str(error.value)
+    assert "at step 53: lower the learning rate, or look at the samples of its batch, w1a, w1b. " in str(error.value)
+    assert len(log.lines) == 52
+    # That of step 25 was put off by one step, those after 33 were not kept.
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [5, 10, 15, 20, 26, 30]
+
+
+def test_a_run_that_goes_on_still_knows_the_usual_loss(pretraining, windows, tmp_path):
+    class Explodes(Pretraining):
+        def forward(self, batch, scale):
+            loss, totals = super().forward(batch, scale)
+            return loss * 10, totals
+
+    checkpoints = Folder(tmp_path)
+    s = {"learning_rate": 1e-4, "checkpoint_every_steps": 25, "schedule": Schedule.CONSTANT, "warmup_ratio": 0}
+    train(pretraining(), Cycle(windows), settings(steps=26, **s), progress=Log(), checkpoints=checkpoints)
+    with pytest.raises(StageError, match=r"The loss explodes.* at step 45: "):
+        train(
+            Explodes(pretraining().backbone),
+            Cycle(windows),
+            settings(steps=100, **s),
+            progress=Log(),
+            checkpoints=checkpoints,
+        )
+
+
+def test_the_effective_deepspeed_config_is_logged(pretraining, windows, caplog):
+    caplog.set_level("INFO")
+    s = settings(steps=1, zero_stage=2, accumulation=2, clip_norm=0.25)
+    train(pretraining(), Cycle(windows), s, progress=Log())
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("DeepSpeed: ")]
+    assert json.loads(line.removeprefix("DeepSpeed: ")) == {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.25,
+        "zero_optimization": {"stage": 2},
+        "checkpoint": {"load_universal": False},
+    }
 
 
 def test_the_average_lags_behind_the_weights(pretraining, windows):

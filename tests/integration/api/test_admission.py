@@ -128,6 +128,12 @@ REFUSED = [
     (TRAINED, "job", {"nodes": 3}, "set pretraining.globalBatchSize to a multiple of job.nodes times"),
     (TRAINED, "job", {"zeroStage": 3}, "unset pretraining.emaDecay, or set zeroStage to 2"),
     (AVERAGED, "job", {"zeroStage": 3}, "unset distillation.emaDecay, or set zeroStage to 2"),
+    # What a DeepSpeed config would say.
+    (DRAFTER, "distillation.precision", "FP16", 'supported values: "BF16", "FP32"'),
+    (DRAFTER, "distillation.clipNorm", "auto", "must be of type number"),
+    (DRAFTER, "distillation.freezeEmbedding", "true", "must be of type boolean"),
+    (DRAFTER, "job.zeroStage", "auto", "must be of type integer"),
+    (DRAFTER, "job.zeroStage", 4, "should be less than or equal to 3"),
 ]
 
 
@@ -136,6 +142,24 @@ def test_what_cannot_be_is_refused_with_a_sentence(apply, resource, path, value,
     refused = apply(changed(resource, path, value))
     assert refused.returncode != 0
     assert sentence in refused.stderr
+
+
+@pytest.mark.parametrize(("resource", "part"), [(DRAFTER, "job"), (DRAFTER, "distillation"), (TRAINED, "pretraining")])
+def test_a_deepspeed_config_is_refused_and_all_its_fields_are_named(apply, resource, part):
+    config = {
+        "fp16": {"enabled": "true"},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        "scheduler": {"type": "WarmupDecayLR"},
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": 1,
+    }
+    pasted = copy.deepcopy(resource)
+    pasted["spec"].setdefault(part, {}).update(config)
+    refused = apply(pasted)
+    assert refused.returncode != 0
+    for field in config:
+        assert f'unknown field "spec.{part}.{field}"' in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """DeepSpeed behind a small face: one objective, AdamW, ZeRO by setting, gloo on CPUs and NCCL on GPUs."""
 
 import atexit
+import json
 import logging
 import os
 from datetime import timedelta
@@ -18,7 +19,10 @@ from osprey_runtime.settings import environment
 from osprey_trainer.objectives import Objective
 from osprey_trainer.settings import LoopSettings
 
-_TAG = "state"
+log = logging.getLogger(__name__)
+
+TAG = "state"
+"""DeepSpeed's files lie in a folder of this name within a checkpoint."""
 _PATIENCE = timedelta(hours=2)
 """How long a process waits for the others. NCCL's own ten minutes also bound the rendezvous, before which every pod
 downloads the target, and the wait for a checkpoint's upload. A process that died is told by its exit code anyway."""
@@ -32,8 +36,11 @@ class Engine:
         rank, world_size: of the process group.
     """
 
-    def __init__(self, objective: Objective[Any], settings: LoopSettings) -> None:
-        """Joins the process group and wraps the objective; parameters that need no gradient are left alone."""
+    def __init__(self, objective: Objective[Any], settings: LoopSettings, *, universal: bool = False) -> None:
+        """Joins the process group and wraps the objective; parameters that need no gradient are left alone.
+
+        universal: `load` will read what `universal.convert` made.
+        """
         self.device = join_process_group()
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._objective, self._zero_stage = objective, settings.zero_stage
@@ -47,18 +54,15 @@ class Engine:
             fused=True,
         )
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        config = deepspeed_config(settings, universal=universal)
+        if self.rank == 0:
+            log.info("DeepSpeed: %s", json.dumps(config))
         self._engine, *_ = deepspeed.initialize(
             model=_Autocast(objective.to(self.device), enabled=settings.bf16),
             model_parameters=parameters,
             optimizer=self._optimizer,
             dist_init_required=False,
-            config={
-                # Batches are the objective's affair; DeepSpeed only wants consistent numbers.
-                "train_micro_batch_size_per_gpu": 1,
-                "gradient_accumulation_steps": settings.accumulation,
-                "gradient_clipping": settings.clip_norm,
-                "zero_optimization": {"stage": settings.zero_stage},
-            },
+            config=config,
         )
 
     def forward(self, batch: Any, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,11 +74,20 @@ class Engine:
         """Adds the gradient, divided by accumulation and world size."""
         self._engine.backward(loss)
 
-    def step(self, learning_rate: float) -> None:
-        """After each micro-batch; updates the weights after the last one of a step."""
+    def step(self, learning_rate: float) -> bool:
+        """After each micro-batch; updates the weights after the last one of a step.
+
+        Returns False, the weights unchanged, if the gradient is not finite; all ranks agree on it.
+        """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+        if self._zero_stage == 0 and self._engine.is_gradient_accumulation_boundary():
+            gradients = [p.grad for p in self._objective.parameters() if p.grad is not None]
+            # Reduced already, so it is the same everywhere. DeepSpeed would scale the weights by it.
+            if not torch.nn.utils.get_total_norm(gradients).isfinite():
+                return False
         self._engine.step()
+        return self._zero_stage == 0 or not self._engine.optimizer.overflow
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all ranks, in float64."""
@@ -103,16 +116,33 @@ class Engine:
 
     def save(self, folder: Path) -> None:
         """Weights and optimiser; every rank writes its own share."""
-        self._engine.save_checkpoint(folder, tag=_TAG)
+        self._engine.save_checkpoint(folder, tag=TAG)
 
-    def load(self, folder: Path) -> bool:
-        """Reads what `save` wrote, at the same world size and kind of ZeRO stage; says whether it was there."""
-        found, _ = self._engine.load_checkpoint(folder, tag=_TAG)
-        return found is not None
+    def load(self, folder: Path) -> None:
+        """Reads what `save` wrote, at the same kind of ZeRO stage.
+
+        At another world size it must have been converted, but under ZeRO stage 0, where nothing is split.
+        """
+        self._engine.load_checkpoint(folder, tag=TAG)
 
     def close(self) -> None:
         """Frees what DeepSpeed holds; the objective's weights stay."""
         self._engine.destroy()
+
+
+def deepspeed_config(settings: LoopSettings, *, universal: bool) -> dict[str, Any]:
+    """All that DeepSpeed is told. Nothing else reaches it: no file, and no field of a resource but these.
+
+    Precision is not its affair: weights, gradients and their sums are fp32, and autocast does the rest.
+    """
+    return {
+        # Batches are the objective's affair; DeepSpeed only wants consistent numbers.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": settings.accumulation,
+        "gradient_clipping": settings.clip_norm,
+        "zero_optimization": {"stage": settings.zero_stage},
+        "checkpoint": {"load_universal": universal},
+    }
 
 
 class _Autocast(nn.Module):

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from osprey_api.conditions import ExitCode, FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer.ema import WeightAverage
-from osprey_trainer.engine import Engine
+from osprey_trainer.engine import TAG, Engine, join_process_group
+from osprey_trainer.explosion import FACTOR, PATIENCE, LossWatch
 from osprey_trainer.objectives import Objective
 from osprey_trainer.settings import LoopSettings
+from osprey_trainer.universal import convert
 
 _ZERO_KINDS = {0: "whole", 1: "split", 2: "split", 3: "split weights"}
 """How DeepSpeed writes a checkpoint under each ZeRO stage; it can't read that of another kind."""
@@ -132,16 +135,20 @@ def train(
     When `stop_asked()` on any rank, all of them finish the step and save a checkpoint.
 
     Raises:
-        StageError: DIVERGED when the loss is not finite, with the step and the names of the batch;
-            INVALID_CONFIG when the checkpoint is of another number of ranks or kind of ZeRO stage.
-        Stopped: as asked, with a checkpoint saved.
+        StageError: DIVERGED when loss or gradient is not finite, or the loss explodes (see `explosion`), with the
+            step and the names of the batch; INVALID_CONFIG when the checkpoint is of another kind of ZeRO stage;
+            CORRUPT_ARTIFACT when the ranks see different checkpoints, or files of one are missing; OUT_OF_DISK.
+        Stopped: as asked, with a checkpoint saved, unless the loss is just then too high to keep what led to it.
     """
     torch.manual_seed(settings.seed)
-    run = _Run(objective, batches, settings)
+    join_process_group()
+    folder = checkpoints.latest() if checkpoints else None
+    saved = _Saved.agreed(folder, checkpoints.uri, settings) if checkpoints else None
+    run = _Run(objective, batches, settings, universal=saved is not None and saved.is_converted)
+    due = False
     try:
-        folder = checkpoints.latest() if checkpoints else None
-        if checkpoints and folder is not None:
-            run.load(folder, checkpoints.uri)
+        if saved is not None:
+            run.load(saved)
         while True:
             started = time.monotonic()
             report = run.advance(stop_asked=stop_asked())
@@ -150,9 +157,11 @@ def train(
                 progress(run.step, settings.steps, report.loss, speed, report.metrics)
             if run.step >= settings.steps:
                 return run.result(report)
-            due = run.step % settings.checkpoint_every_steps == 0
-            if checkpoints and (due or report.stop_asked):
+            due |= run.step % settings.checkpoint_every_steps == 0
+            # While the loss is high it may be exploding: the last checkpoint from before that is the good one.
+            if checkpoints and run.watch.is_calm and (due or report.stop_asked):
                 checkpoints.save(run.step, run.save)
+                due = False
             if report.stop_asked:
                 raise Stopped(run.step)
     finally:
@@ -162,17 +171,26 @@ def train(
 class _Run(Generic[BatchT]):
     """The state that a checkpoint holds, and the steps that change it."""
 
-    def __init__(self, objective: Objective[BatchT], batches: BatchSource[BatchT], settings: LoopSettings) -> None:
+    def __init__(
+        self,
+        objective: Objective[BatchT],
+        batches: BatchSource[BatchT],
+        settings: LoopSettings,
+        *,
+        universal: bool,
+    ) -> None:
+        """universal: what it goes on from was converted."""
         if settings.ema_decay is not None and settings.zero_stage == 3:
             raise StageError(
                 FailureReason.INVALID_CONFIG,
                 "Averaged weights need whole weights, which ZeRO stage 3 splits: set zeroStage to 2 or less.",
             )
         self.objective, self.batches, self.settings = objective, batches, settings
-        self.engine = Engine(objective, settings)
+        self.engine = Engine(objective, settings, universal=universal)
         # Every rank has the same weights, so one rank's average is enough.
         averages = settings.ema_decay is not None and self.engine.rank == 0
         self.average = WeightAverage(settings.ema_decay or 0.0) if averages else None
+        self.watch = LossWatch()
         self.step = self.tokens = 0
 
     def advance(self, *, stop_asked: bool) -> _StepReport:
@@ -203,9 +221,17 @@ class _Run(Generic[BatchT]):
             torch.cat([local_loss[None], signals, torch.stack(totals).sum(0)])
         )
         if not loss.isfinite():
-            self._raise_diverged(batches, local_loss)
+            # Those of the ranks that have seen it.
+            self._raise_diverged("The loss is not finite", [] if local_loss.isfinite() else batches)
         # Only now: a loss that is not finite must not reach the weights.
-        engine.step(learning_rate)
+        if not engine.step(learning_rate):
+            self._raise_diverged("The gradient is not finite", batches)
+        if self.watch.exploded(float(loss)):
+            self._raise_diverged(
+                f"The loss explodes: it has been more than {FACTOR:g} times the usual {self.watch.usual:.3g} for "
+                f"{PATIENCE} steps and is {float(loss):.3g}",
+                batches,
+            )
         self.step += 1
         self.tokens += int(tokens)
         if self.average:
@@ -217,10 +243,12 @@ class _Run(Generic[BatchT]):
         self.engine.save(folder)
         torch.save(
             {
+                "ranks": self.engine.world_size,
                 "zero_stage": self.settings.zero_stage,
                 "step": self.step,
                 "tokens": self.tokens,
                 "batches": self.batches.state_dict(),
+                "watch": self.watch.state_dict(),
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state() if self.engine.device.type == "cuda" else None,
             },
@@ -229,35 +257,18 @@ class _Run(Generic[BatchT]):
         if self.average:
             self.average.save(folder / "average.safetensors")
 
-    def load(self, folder: Path, uri: str) -> None:
-        """Goes on where a checkpoint was written. uri: of the checkpoints."""
-        otherwise = f"or delete the checkpoints below {uri} to start again"
-        ranks = len(list(folder.glob("rank*.pt")))
-        if ranks != self.engine.world_size:
-            raise StageError(
-                FailureReason.INVALID_CONFIG,
-                f"The checkpoint was written by {ranks} ranks, and {self.engine.world_size} are running: run as "
-                f"many as before, {otherwise}.",
-            )
-        state = torch.load(folder / f"rank{self.engine.rank}.pt", weights_only=True)
-        before, now = state["zero_stage"], self.settings.zero_stage
-        if _ZERO_KINDS[before] != _ZERO_KINDS[now]:
-            raise StageError(
-                FailureReason.INVALID_CONFIG,
-                f"The checkpoint was written with zeroStage {before}, and zeroStage {now} splits it otherwise: set "
-                f"job.zeroStage to {before} again, {otherwise}.",
-            )
-        if not self.engine.load(folder):
-            raise StageError(
-                FailureReason.CORRUPT_ARTIFACT, f"The checkpoint lacks DeepSpeed's files: try again, {otherwise}."
-            )
+    def load(self, saved: "_Saved") -> None:
+        """Goes on where a checkpoint was written."""
+        state = saved.state
+        self.engine.load(saved.engine_folder)
         self.step, self.tokens = state["step"], state["tokens"]
         self.batches.load_state_dict(state["batches"])
+        self.watch.load_state_dict(state["watch"])
         torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] is not None:
+        if state["cuda_rng"] is not None and self.engine.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"])
         if self.average:
-            self.average.load(folder / "average.safetensors", self.engine.device)
+            self.average.load(saved.folder / "average.safetensors", self.engine.device)
 
     def result(self, report: _StepReport) -> TrainResult:
         """The trained weights, with the averages in place of those that were averaged."""
@@ -272,12 +283,89 @@ class _Run(Generic[BatchT]):
             metrics=report.metrics,
         )
 
-    def _raise_diverged(self, batches: Sequence[BatchT], local_loss: Tensor) -> NoReturn:
-        names = [name for batch in batches for name in batch.names] if not local_loss.isfinite() else []
+    def _raise_diverged(self, what: str, suspects: Sequence[BatchT]) -> NoReturn:
+        names = [name for batch in suspects for name in batch.names]
         culprits = [name for part in self.engine.gather(names) for name in part]
         more = f" and {len(culprits) - _NAMED} more" if len(culprits) > _NAMED else ""
         raise StageError(
             FailureReason.DIVERGED,
-            f"The loss is not finite at step {self.step + 1}: lower the learning rate, or look at the samples of its "
-            f"batch, {', '.join(culprits[:_NAMED])}{more}.",
+            f"{what} at step {self.step + 1}: lower the learning rate, or look at the samples of its batch, "
+            f"{', '.join(culprits[:_NAMED])}{more}. The checkpoints from before are kept.",
         )
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A checkpoint as this rank goes on from it.
+
+    What it holds beside weights and optimiser is a function of the step, and the same for all ranks, but for the
+    state of the random numbers: with another number of ranks, rank r takes that of rank r modulo the old number.
+
+    Attributes:
+        folder: its files, of all ranks.
+        state: of this rank.
+        is_converted: it was split otherwise, and is read from a universal checkpoint beside it.
+        otherwise: how to do without it, for messages.
+    """
+
+    folder: Path
+    state: Mapping[str, Any]
+    is_converted: bool
+    otherwise: str
+
+    @property
+    def engine_folder(self) -> Path:
+        """What the engine reads."""
+        return _universal(self.folder) if self.is_converted else self.folder
+
+    @classmethod
+    def agreed(cls, folder: Path | None, uri: str, settings: LoopSettings) -> "_Saved | None":
+        """The checkpoint in a folder, which all ranks must see alike. Every rank calls it, after joining the group.
+
+        Raises:
+            StageError: CORRUPT_ARTIFACT; INVALID_CONFIG, see `train`; OUT_OF_DISK.
+        """
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        files = sorted(folder.glob("rank*.pt"), key=_rank_of) if folder is not None else []
+        state = torch.load(files[rank % len(files)], weights_only=True) if files else None
+        views: list[Any] = [None] * world_size
+        dist.all_gather_object(views, state and (state["step"], state["ranks"], len(files)))
+        if any(view != views[0] for view in views):
+            seen = ", ".join(f"rank {r}: {'none' if view is None else view[0]}" for r, view in enumerate(views))
+            raise StageError(
+                FailureReason.CORRUPT_ARTIFACT,
+                f"The ranks see different checkpoints (steps by rank: {seen}): try again, or delete the checkpoints "
+                f"below {uri} to start again.",
+            )
+        if folder is None:
+            return None
+        otherwise = f"or delete the checkpoints below {uri} to start again"
+        shards = len(list((folder / TAG).glob("*_optim_states.pt")))
+        # Under stage 0 no rank has a shard of its own.
+        if state is None or len(files) != state["ranks"] or shards != (state["ranks"] if state["zero_stage"] else 0):
+            raise StageError(
+                FailureReason.CORRUPT_ARTIFACT,
+                f"The checkpoint has {len(files)} states and {shards} shards of ranks, and lacks others: try again, "
+                f"{otherwise}.",
+            )
+        before, now = state["zero_stage"], settings.zero_stage
+        if _ZERO_KINDS[before] != _ZERO_KINDS[now]:
+            raise StageError(
+                FailureReason.INVALID_CONFIG,
+                f"The checkpoint was written with zeroStage {before}, and zeroStage {now} splits it otherwise: set "
+                f"job.zeroStage to {before} again, {otherwise}.",
+            )
+        is_converted = state["ranks"] != world_size and now != 0
+        if is_converted:
+            if dist.get_node_local_rank(fallback_rank=0) == 0:
+                convert(folder, _universal(folder), tag=TAG)
+            dist.barrier()
+        return cls(folder, state, is_converted, otherwise)
+
+
+def _rank_of(state: Path) -> int:
+    return int(state.stem.removeprefix("rank"))
+
+
+def _universal(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-universal")

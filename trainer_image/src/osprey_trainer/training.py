@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 REPORT_NAME = "training.json"
 _POINTS = 200
+_RESTORED = "restored-checkpoint"
 _HISTORY_NAME = "history.json"
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Of glibc's malloc.h."""
@@ -215,7 +216,7 @@ class _PodCheckpoints:
 
     def __init__(self, ctx: StageContext, history: LossHistory) -> None:
         self._ctx = ctx
-        self._restored = ctx.scratch / "restored-checkpoint"
+        self._restored = ctx.scratch / _RESTORED
         self.history = history
         self.uri = ctx.checkpoints.uri
 
@@ -242,7 +243,8 @@ class _PodCheckpoints:
         ctx = self._ctx
         folder = ctx.scratch / f"checkpoint-{step}"
         if ctx.local_rank == 0:
-            shutil.rmtree(self._restored, ignore_errors=True)
+            for left in self._ctx.scratch.glob(f"{_RESTORED}*"):  # what it was converted to, too
+                shutil.rmtree(left, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed meanwhile
             folder.mkdir()
         dist.barrier()
