@@ -24,7 +24,11 @@ FILES = {
         "pytorch_model.bin": b"the same once more",
         "tokenizer.json": b"{}",
     },
-    "datasets/team/data": {"train.jsonl": b'{"text": "one"}\n{"text": "two"}\n', "test.jsonl": b'{"text": "three"}\n'},
+    "datasets/team/data": {
+        "train.jsonl": b'{"text": "one"}\n{"text": "two"}\n',
+        "test.jsonl": b'{"text": "three"}\n',
+        "odd.jsonl": b'{"text": "four"}\n{\n{"text": ["five"]}\n',
+    },
 }
 REFUSALS = {
     "team/gated": (403, "GatedRepo"),
@@ -110,7 +114,7 @@ def ask(tmp_path):
 
 
 def test_what_the_hub_has(ask):
-    tokenizer, model, folder, data, train, other = ask(
+    tokenizer, model, folder, data, train, other, odd = ask(
         [
             ["local_tokenizer", "hf://team/model", COMMIT],
             ["resolve_model", "hf://team/model", "main"],
@@ -118,6 +122,7 @@ def test_what_the_hub_has(ask):
             ["pin", "hf://team/data?split=test", "main"],
             ["rows", "hf://team/data", COMMIT],
             ["rows", "hf://team/data?split=test", COMMIT],
+            ["rows", "hf://team/data?file=odd.jsonl", COMMIT],
         ]
     )
     assert model[0] == {"uri": "hf://team/model", "revision": COMMIT, "digest": None}
@@ -128,6 +133,7 @@ def test_what_the_hub_has(ask):
     assert data["revision"] == COMMIT
     assert train == [[1, {"text": "one"}], [2, {"text": "two"}]]
     assert other == [[1, {"text": "three"}]]
+    assert odd == [[1, {"text": "four"}], [3, {"text": ["five"]}]]  # row by row: a broken one, and another type
 
 
 def test_what_the_hub_refuses(ask):
