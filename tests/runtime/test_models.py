@@ -105,6 +105,20 @@ def test_what_is_no_model(model, wrong, words):
     assert caught.value.reason is FailureReason.UNSUPPORTED_MODEL
 
 
+def test_a_config_is_judged_before_the_weights_are_read(model, monkeypatch):
+    uri, storage = model(files())
+    judged = []
+
+    def judge(*given):
+        judged.append(given)
+        raise StageError(FailureReason.UNSUPPORTED_MODEL, "no")
+
+    monkeypatch.setattr("osprey_runtime.models.content_digest", lambda *_: pytest.fail("all of the weights were read"))
+    with pytest.raises(StageError, match="no"):
+        resolve_model(uri, None, storage, check=judge)
+    assert judged == [(uri, CONFIG)]
+
+
 def test_same_weights_in_another_layout_do_not_count(model):
     uri, storage = model(files() | {"consolidated.safetensors": b"x" * 30, "original/a.safetensors": b"x" * 30})
     assert resolve_model(uri, None, storage)[1] == FACTS

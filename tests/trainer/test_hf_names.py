@@ -245,7 +245,8 @@ def test_impossible_pruning(source_folder, layers, message):
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True"),
         ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         ({"model_type": "mistral", "sliding_window": 64}, "sliding-window"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1.0}}, "changes with the length"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "RoPE type 'spiral' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "turns only a part of each head"),
     ],
 )
 def test_bodies_that_are_not_computed_here(target_config, change, message):
@@ -280,6 +281,58 @@ def test_scaled_rope_is_transformers_own_in_both_schemas(make_model, tmp_path, s
     assert written["rope_theta"] == 1000.0
     assert written["rope_scaling"] == LLAMA3
     assert Body.from_hf({k: v for k, v in written.items() if k != "rope_parameters"}) == body
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16.0},
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "original_max_position_embeddings": 64,
+        },
+        LLAMA3,
+        {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_backbones_with_any_kind_of_rope(make_model, osprey, tmp_path, scaling):
+    """As transformers computes them; and a drafter, whose limit is its target's, keeps the angles of its backbone."""
+    source = make_model(
+        tmp_path / "source",
+        layers=2,
+        hidden=32,
+        seed=4,
+        max_position_embeddings=256,
+        rope_parameters=scaling | {"rope_theta": 500.0},
+    )
+    ids = torch.randint(64, (1, 50), generator=torch.Generator().manual_seed(0))
+    hf = LlamaForCausalLM.from_pretrained(source).eval()
+    backbone = Backbone.load(source)
+    with torch.no_grad():
+        found = backbone(ids) @ backbone.head_weight.T
+        torch.testing.assert_close(found, hf(ids, use_cache=False).logits, atol=1e-4, rtol=1e-4)
+    drafter = osprey(2, source)
+    assert drafter.config.body.max_position_embeddings == 128
+    drafter.save(tmp_path / "drafter")
+    written = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    positions = torch.arange(60)
+    for missing in ("rope_parameters", "rope_scaling"):
+        rotary = Rotary(Body.from_hf({key: value for key, value in written.items() if key != missing}))
+        for again, value in zip(rotary(positions), backbone.rotary(positions), strict=True):
+            torch.testing.assert_close(again, value)
+
+
+def test_two_schemas_of_rope_must_not_contradict_each_other(target_config):
+    with pytest.raises(StageError, match=r"rope_theta: 7\.0, but 500\.0 in rope_parameters") as error:
+        Body.from_hf(target_config | {"rope_theta": 7.0})
+    assert error.value.reason is FailureReason.INVALID_CONFIG
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import fcntl
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -77,13 +77,20 @@ def local_model(pinned: Pinned, storage: StorageLocation, *, cache: Path, weight
             return folder
 
 
-def resolve_model(uri: str, revision: str | None, storage: StorageLocation) -> tuple[Pinned, ModelFacts]:
+def resolve_model(
+    uri: str,
+    revision: str | None,
+    storage: StorageLocation,
+    *,
+    check: Callable[[str, Mapping[str, Any]], None] = lambda _uri, _config: None,
+) -> tuple[Pinned, ModelFacts]:
     """Return a model as it is now, pinned, and what its config and weights say of it.
 
     Args:
         uri: of the model.
         revision: branch, tag or commit of a hub model; ignored for the other sources.
         storage: whose endpoint and region are used for s3://.
+        check: given URI and config; raises what is wrong with it, before any weight is read.
 
     Raises:
         StageError: SOURCE_NOT_FOUND, SOURCE_ACCESS_DENIED, HUB_UNAVAILABLE; UNSUPPORTED_MODEL, no config.json or no
@@ -98,13 +105,16 @@ def resolve_model(uri: str, revision: str | None, storage: StorageLocation) -> t
             sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
             _check_layout(uri, sizes)
             config = Path(hf_hub_download(source.repository, "config.json", revision=info.sha)).read_bytes()
-        return Pinned(uri=uri, revision=info.sha), _facts(uri, config, sizes)
+        facts = _facts(uri, config, sizes)
+        check(uri, json.loads(config))
+        return Pinned(uri=uri, revision=info.sha), facts
     located = locate(uri, storage)
     sizes = {located.relative(entry): entry.size for entry in located.files()}
     _check_layout(uri, sizes)
     with sources.errors(uri):
         config = located.store.read(f"{located.key}/config.json".lstrip("/"))
-    facts = _facts(uri, config, sizes)  # before the digest, which reads all of the weights
+    facts = _facts(uri, config, sizes)
+    check(uri, json.loads(config))  # before the digest, which reads all of the weights
     return Pinned(uri=uri, digest=content_digest(uri, storage)), facts
 
 

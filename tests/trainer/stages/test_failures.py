@@ -75,10 +75,10 @@ def test_too_many_broken_rows_end_resolve_with_file_and_line(machine, refused, d
 
 
 def test_a_backbone_of_another_architecture_is_refused_by_name(machine, refused, claims):
-    other = source_with(claims, "gpt", architectures=["GPT2LMHeadModel"], model_type="gpt2")
-    refused(machine.resolve(model=other), FailureReason.UNSUPPORTED_MODEL, "GPT2LMHeadModel", "LlamaForCausalLM")
+    other = source_with(claims, "granite", architectures=["GraniteForCausalLM"], model_type="granite")
+    refused(machine.resolve(model=other), FailureReason.UNSUPPORTED_MODEL, "GraniteForCausalLM", "LlamaForCausalLM")
     machine.done(machine.resolve(model=other, data=(), resource="ospreydrafter/owl"))
-    refused(machine.prune(source=other), FailureReason.UNSUPPORTED_MODEL, "'gpt2'")
+    refused(machine.prune(source=other), FailureReason.UNSUPPORTED_MODEL, "'granite'")
 
 
 def test_a_target_that_is_no_language_model_is_refused_by_name(machine, refused, claims):

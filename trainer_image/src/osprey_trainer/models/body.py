@@ -20,7 +20,11 @@ from osprey_runtime.errors import StageError
 
 # Types whose frequencies do not depend on the length of the sequence that is being run: the trainer and the
 # server then agree whatever the batch.
-_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+# Those that do are what they are up to the length that the model was first trained on: `dynamic` is plain, `longrope`
+# divides by its short factors. A drafter is trained within it, and the server switches beyond it, if at all.
+_ROPE_OF_THE_FIRST_LENGTH = frozenset({"dynamic", "longrope"})
+_RELATIVE_TO_THE_FIRST_LENGTH = frozenset({"llama3", "yarn", "longrope"})
 _RMS_NORM_EPS = 1e-6
 """Of a target that has no RMSNorm of its own."""
 
@@ -90,7 +94,7 @@ class Body:
         RoPE angles that depend on the length of the sequence are replaced by plain ones of the same base.
         """
         rope = _rope_fields(target)
-        if rope["rope_type"] not in _STATIC_ROPE:
+        if rope["rope_type"] not in _STATIC_ROPE - {"proportional"}:
             rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
         return dataclasses.replace(cls._of_sizes(target), rope=rope)
 
@@ -157,16 +161,38 @@ def _refuse_a_window(config: Mapping[str, Any]) -> None:
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE of a `config.json` in the schema of transformers 5.
 
+    What transformers would derive from `max_position_embeddings` is written down, since a drafter gets its target's.
+
     Raises:
-        StageError: UNSUPPORTED_MODEL for a type whose angles depend on the length of the batch.
+        StageError: UNSUPPORTED_MODEL for a type that is not computed here, or one that turns only a part of each head;
+            INVALID_CONFIG for two schemas that contradict each other.
     """
     rope = _rope_fields(config)
-    if rope["rope_type"] not in _STATIC_ROPE:
+    kind, theta = rope["rope_type"], config.get("rope_theta")
+    if theta is not None and theta != rope["rope_theta"]:
+        raise StageError(
+            FailureReason.INVALID_CONFIG,
+            f"config.json says rope_theta: {theta}, but {rope['rope_theta']} in rope_parameters: correct one of them.",
+        )
+    if kind not in _STATIC_ROPE | _ROPE_OF_THE_FIRST_LENGTH:
+        supported = ", ".join(sorted(_STATIC_ROPE | _ROPE_OF_THE_FIRST_LENGTH))
+        raise StageError(
+            FailureReason.UNSUPPORTED_MODEL, f"RoPE type {kind!r} is not supported; supported types are {supported}."
+        )
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    if kind != "proportional" and part != 1.0:
         raise StageError(
             FailureReason.UNSUPPORTED_MODEL,
-            f"RoPE type {rope['rope_type']!r} changes with the length of the sequence; "
-            f"supported types are {', '.join(sorted(_STATIC_ROPE))}.",
+            f"The body turns only a part of each head (partial_rotary_factor={part}), which is not supported.",
         )
+    if kind == "dynamic":
+        return {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    if kind in _RELATIVE_TO_THE_FIRST_LENGTH:
+        limit = config["max_position_embeddings"]
+        first = config.get("original_max_position_embeddings") or limit
+        rope.setdefault("original_max_position_embeddings", first)
+        if kind == "longrope" and rope.get("factor") is None:
+            rope["factor"] = limit / rope["original_max_position_embeddings"]
     return rope
 
 

@@ -8,22 +8,18 @@ the first rows are: all of it may be terabytes.
 from collections.abc import Iterator
 from typing import cast
 
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
 from osprey_api.backbone import KIND as BACKBONE_KIND
-from osprey_api.conditions import FailureReason
 from osprey_api.rows import shortened
 from osprey_api.sources import HubSource, parse
-from osprey_api.stages import DataToResolve, ModelFacts, PinnedData, ResolveConfig, ResolveResult, StorageLocation
+from osprey_api.stages import DataToResolve, PinnedData, ResolveConfig, ResolveResult, StorageLocation
 from osprey_runtime.context import StageContext
 from osprey_runtime.data import Ledger, documents, pin
-from osprey_runtime.errors import StageError
 from osprey_runtime.models import resolve_model
 from osprey_runtime.prompts import conversations
 from osprey_runtime.store import open_store
+from osprey_trainer.models.supported import check_backbone, check_target
 from osprey_trainer.models.target import default_tapped_layers
 
-_BACKBONE_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _HUB_ROWS = 100
 
 
@@ -37,33 +33,17 @@ def run(ctx: StageContext) -> ResolveResult:
     config = cast(ResolveConfig, ctx.config)
     storage = ctx.task.storage
     open_store(storage).probe()
-    model, facts = resolve_model(config.model.uri, config.model.revision, storage)
-    _check_architecture(config.model.uri, facts, resource=ctx.task.resource)
+    of_backbone = ctx.task.resource.partition("/")[0] == BACKBONE_KIND.lower()
+    check = check_backbone if of_backbone else check_target
+    model, facts = resolve_model(config.model.uri, config.model.revision, storage, check=check)
+    if not of_backbone:
+        default_tapped_layers(facts.layers)
     ctx.progress.begin(len(config.data))
     data = []
     for done, source in enumerate(config.data, start=1):
         data.append(_pinned(source, storage))
         ctx.progress.update(done)
     return ResolveResult(model=model, facts=facts, data=tuple(data))
-
-
-def _check_architecture(uri: str, facts: ModelFacts, *, resource: str) -> None:
-    """A backbone's body is computed here; a target is run by transformers, and tapped in three of its layers."""
-    if resource.partition("/")[0] == BACKBONE_KIND.lower():
-        if facts.architecture not in _BACKBONE_ARCHITECTURES:
-            raise StageError(
-                FailureReason.UNSUPPORTED_MODEL,
-                f"{uri} is a {facts.architecture}; a backbone can be cut from a {', '.join(_BACKBONE_ARCHITECTURES)}: "
-                "name another source.",
-            )
-        return
-    if facts.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise StageError(
-            FailureReason.UNSUPPORTED_MODEL,
-            f"{uri} is a {facts.architecture or 'model without an architecture'}, which is no causal language model "
-            "that transformers knows: name another target.",
-        )
-    default_tapped_layers(facts.layers)
 
 
 def _pinned(data: DataToResolve, storage: StorageLocation) -> PinnedData:
