@@ -1,6 +1,8 @@
 """What is said of memory before training is what training then needs, at least."""
 
 import dataclasses
+import json
+import shutil
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer import memory
-from osprey_trainer.memory import Need, check, drafter_bytes, target_bytes, unroll_bytes
+from osprey_trainer.memory import Need, are_formed_whole, check, drafter_bytes, target_bytes, unroll_bytes
 from osprey_trainer.models.target import Target
 from osprey_trainer.unroll import unroll
 
@@ -55,33 +57,55 @@ def test_zero_divides_what_it_says(trained):
     drafter = trained("osprey")
     weights = 4 * sum(parameter.numel() for parameter in drafter.parameters())
 
-    def of(stage):
-        return drafter_bytes(drafter.config, zero_stage=stage, world_size=4)
+    def of(stage, *, trains_embedding=True):
+        return drafter_bytes(drafter.config, trains_embedding=trains_embedding, zero_stage=stage, world_size=4)
 
     assert [of(stage) for stage in range(4)] == pytest.approx(
         [4 * weights, 2.5 * weights, 1.75 * weights, weights], abs=16
     )
+    frozen = 4 * drafter.embed_tokens.weight.numel()
+    assert of(0, trains_embedding=False) == 4 * weights - 3 * frozen
 
 
-def test_the_targets_weights_are_counted_from_their_headers(target_folder):
+def test_the_targets_weights_are_counted_from_their_headers(target_folder, tmp_path):
     target = Target(target_folder)
     count = sum(parameter.numel() for parameter in target.body.parameters()) + target.head.weight.numel()
-    assert target_bytes(target_folder, torch.bfloat16, tensor_parallel=1) == 2 * count
-    assert target_bytes(target_folder, torch.float32, tensor_parallel=2) == 2 * count
+    assert target_bytes(target_folder, torch.bfloat16, processes=1) == 2 * count
+    assert target_bytes(target_folder, torch.float32, processes=2) == 2 * count
+    # The same weights once more in another layout; and what is quantised is as large as its file.
+    other = shutil.copytree(target_folder, tmp_path / "other")
+    shutil.copy(other / "model.safetensors", other / "consolidated.safetensors")
+    assert target_bytes(other, torch.bfloat16, processes=1) == 2 * count
+    config = json.loads((other / "config.json").read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    (other / "config.json").write_text(json.dumps(config))
+    assert target_bytes(other, torch.bfloat16, processes=1) == (other / "model.safetensors").stat().st_size
 
 
 def test_what_cannot_fit_is_refused_with_what_would():
     def need(tokens):
         return Need(target=16 * GIB, drafter=4 * GIB, unroll=tokens * (GIB // 100))
 
-    check(need, tokens=5000, available=80 * GIB)
+    check({5000: need(5000)}, available=80 * GIB)
     with pytest.raises(
-        StageError, match=r"at least 101\.9 GiB of the 80\.0 .* 8192 tokens: .* below 59\d\d\."
+        StageError, match=r"at least 101\.9 GiB of the 80\.0 .* 8192 tokens: .* to 6000 or less"
     ) as caught:
-        check(need, tokens=8192, available=80 * GIB)
+        check({8192: need(8192), 40: need(40)}, available=80 * GIB)
     assert caught.value.reason is FailureReason.INVALID_CONFIG
     with pytest.raises(StageError, match=r"larger GPUs"):
-        check(need, tokens=8192, available=16 * GIB)
+        check({8192: need(8192)}, available=16 * GIB)
+
+
+def test_scores_that_are_kept_may_make_a_shorter_dialogue_the_worst(trained, monkeypatch):
+    monkeypatch.setattr("osprey_trainer.unroll.MANY_SCORES", 4 * 100 * 120)
+    monkeypatch.setattr("osprey_trainer.memory.MANY_SCORES", 4 * 100 * 120)
+    config = trained("osprey").config
+
+    def of(tokens):
+        return unroll_bytes(config, dialogues=1, tokens=tokens, rows=100, steps=4, bf16=False)
+
+    assert are_formed_whole(config, dialogues=1, tokens=121, rows=100)
+    assert not are_formed_whole(config, dialogues=1, tokens=122, rows=100)
+    assert of(121) > 1.2 * of(122)
 
 
 def test_this_machine_has_memory(monkeypatch, tmp_path):

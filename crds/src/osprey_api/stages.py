@@ -40,7 +40,12 @@ class StageName(StrEnum):
     EVALUATE = "evaluate"
 
 
-CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {StageName.CONVERT: 2, StageName.TOKENIZE: 2}
+CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {
+    StageName.TOKENIZE: 2,
+    StageName.PRETRAIN: 2,
+    StageName.CONVERT: 2,
+    StageName.DISTIL: 2,
+}
 """Raise a stage's number when its code gives another result for the same config and inputs."""
 
 
@@ -325,6 +330,8 @@ class Execution(ApiModel):
     """Requests in flight of regenerate; the stages that measure time have their own in their config."""
     captured_gib_limit: int = Field(default=1024, ge=1)
     """Most GiB that capture may write."""
+    captured_shard_bytes: int = Field(default=1 << 30, ge=1)
+    """About the size of a file of captured states: what a process holds on its disk, and loses when it ends."""
     teacher_tensor_parallel: int = Field(default=1, ge=1)
     """Processes that share the target where it teaches; it divides their number."""
 

@@ -1,8 +1,10 @@
 """What a stage is given to work with."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from osprey_api.conditions import FailureReason
 from osprey_api.sources import S3Source
@@ -13,8 +15,11 @@ from osprey_runtime.errors import StageError
 from osprey_runtime.manifest import RemoteArtifact
 from osprey_runtime.models import local_model
 from osprey_runtime.parts import Parts
+from osprey_runtime.patience import patiently
 from osprey_runtime.progress import Progress
 from osprey_runtime.sources import parsed
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class StageContext:
         parts: files of this artifact that need not wait for the end.
         stop: set by SIGTERM. A stage that sees it saves a checkpoint, where it has them, and raises
             `stopped()`; nothing is published after it was set.
+        patience_s: how long a storage that is away is waited for.
         rank: this process among all of the stage.
         local_rank: this process among those of its pod.
         world_size: processes of the stage.
@@ -44,6 +50,7 @@ class StageContext:
     checkpoints: Checkpoints
     parts: Parts
     stop: threading.Event = field(default_factory=threading.Event)
+    patience_s: float = 300.0
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
@@ -66,6 +73,10 @@ class StageContext:
         """
         self._asked(role)
         return self.scratch / "inputs" / role
+
+    def patiently(self, action: Callable[[], T]) -> T:
+        """Return what `action` does; while the storage is away, try again. It must bear being repeated."""
+        return patiently(action, patience_s=self.patience_s, stop=self.stop)
 
     def remote_input(self, role: InputRole) -> RemoteArtifact:
         """Return an input artifact that is read where it lies.

@@ -290,6 +290,7 @@ class RemoteArtifact:
         if found.digest != artifact.digest:
             raise _other_digest(artifact, found.digest)  # nothing is damaged, so nothing is to be deleted
         self.manifest = found
+        self._files = {file.path: file for file in found.files}
 
     def file(self, path: str) -> File:
         """Return one of the files.
@@ -297,10 +298,9 @@ class RemoteArtifact:
         Raises:
             StageError: CORRUPT_ARTIFACT, the manifest names no such file.
         """
-        for file in self.manifest.files:
-            if file.path == path:
-                return file
-        raise _corrupt(self._uri, f"has no file {path}")
+        if path not in self._files:
+            raise _corrupt(self._uri, f"has no file {path}")
+        return self._files[path]
 
     def download(self, file: File, path: Path) -> None:
         """Download one file, and verify it.

@@ -203,6 +203,7 @@ def _called(stage: Stage, task: StageTask, settings: Settings, stop: threading.E
             checkpoints=checkpoints,
             parts=Parts(open_store(task.storage), prefix_of(task)),
             stop=stop,
+            patience_s=settings.storage_patience_s,
             rank=settings.rank,
             local_rank=settings.local_rank,
             world_size=world_size,

@@ -12,21 +12,16 @@ from osprey_api.stages import Execution, InputRole
 from osprey_runtime import manifest
 from osprey_runtime.errors import StageError
 from osprey_runtime.manifest import RemoteArtifact
-from osprey_trainer.data import states
 from osprey_trainer.data.answers import Dialogue
-from osprey_trainer.data.states import StreamedTeacher, shards_of
+from osprey_trainer.data.states import ShardWriter, StatesIndex, StreamedTeacher, shards_of
 from osprey_trainer.data.teacher import OnlineTeacher
-from osprey_trainer.models.target import Target
+from osprey_trainer.models.target import Target, TargetStates
 from osprey_trainer.stages.capture import check_room
 
 TRUE_STATES = Target.states
+SMALL_SHARDS = Execution(captured_shard_bytes=4000)
+"""Two or three dialogues in each."""
 LENGTHS = [(3, 4), (9, 2), (5, 20), (7, 7), (2, 3)]
-
-
-@pytest.fixture
-def small_shards(monkeypatch):
-    """Two or three dialogues in each."""
-    monkeypatch.setattr(states, "SHARD_BYTES", 4000)
 
 
 @pytest.fixture
@@ -95,16 +90,15 @@ def assert_same(found, expected):
             assert torch.equal(found.greedy[row, :length], expected.greedy[row, :length])
 
 
-@pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_captured_states_are_the_targets_own(place, answers, dialogues, online, temperature):
-    outcome = place.done(place.capture(answers(temperature=temperature)))
+    outcome = place.done(place.capture(answers(temperature=temperature), execution=SMALL_SHARDS))
     tokens = sum(map(len, dialogues))
     assert (outcome.result.dialogues, outcome.result.tokens) == (len(dialogues), tokens)
     row = 4 * 24 * 4 + (4 if temperature else 0)
     assert outcome.result.size_bytes == tokens * row
     files = {file.path for file in RemoteArtifact(place.storage, outcome.artifact).manifest.files}
-    assert len(files) > 2 * 2 + 2  # several shards, each with its list; index and head
+    assert len(files) > 2 + 2  # several shards; index and head
     teacher, truth = opened(place, outcome, dialogues), online(greedy=not temperature)
     for members in (dialogues, dialogues[3:1:-1], dialogues[4:], [dialogues[2], dialogues[0], dialogues[2]]):
         teacher.prepare(members[::-1])
@@ -128,18 +122,18 @@ def test_they_are_kept_in_the_precision_of_the_run(place, answers, dialogues, cl
 
 
 def test_several_processes_capture_the_same(place, answers, machine_of, tmp_path_factory):
-    alone = place.done(place.capture(answers()))
+    alone = place.done(place.capture(answers(), execution=SMALL_SHARDS))
     pair = machine_of(tmp_path_factory.mktemp("pair"))
     shutil.copytree(place.root / "storage", pair.root / "storage")
     shutil.rmtree(pair.root / "storage" / "nest" / "capture")
-    task = place.capture(answers(), execution=Execution(processes_per_node=2))
+    task = place.capture(answers(), execution=SMALL_SHARDS.model_copy(update={"processes_per_node": 2}))
     task = task.model_copy(update={"storage": pair.storage, "inputs": {InputRole.ANSWERS: pair_of(answers(), pair)}})
     assert pair.done(task).artifact.digest == alone.artifact.digest
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_processes_may_share_the_target(place, answers, dialogues, online, processes):
-    execution = Execution(processes_per_node=processes, teacher_tensor_parallel=2)
+    execution = SMALL_SHARDS.model_copy(update={"processes_per_node": processes, "teacher_tensor_parallel": 2})
     outcome = place.done(place.capture(answers(), execution=execution))
     assert_same(opened(place, outcome, dialogues).batch(dialogues), online(greedy=True).batch(dialogues))
 
@@ -157,24 +151,22 @@ def pair_of(artifact, machine):
     return artifact.model_copy(update={"uri": f"{machine.storage.uri}/{name}"})
 
 
-@pytest.mark.usefixtures("small_shards")
 def test_a_lost_pod_costs_only_the_shard_at_hand(place, answers, dialogues, monkeypatch):
-    whole = place.done(place.capture(answers())).artifact
+    whole = place.done(place.capture(answers(), execution=SMALL_SHARDS)).artifact
     shutil.rmtree(place.root / "storage" / "nest" / "capture")
     computed = count_calls(monkeypatch, fail_at=3)
-    _, outcome = place.run(place.capture(answers()))
+    _, outcome = place.run(place.capture(answers(), execution=SMALL_SHARDS))
     assert outcome.failure is FailureReason.STORAGE_UNAVAILABLE
     assert len(computed) == 3
     computed = count_calls(monkeypatch, fail_at=None)
-    again = place.done(place.capture(answers()))
+    again = place.done(place.capture(answers(), execution=SMALL_SHARDS))
     assert len(computed) < len(dialogues)
     assert again.artifact == whole
     assert_no_leftovers(place, again)
 
 
-@pytest.mark.usefixtures("small_shards")
 def test_damaged_states_are_refused_and_made_anew(place, answers, dialogues):
-    task = place.capture(answers())
+    task = place.capture(answers(), execution=SMALL_SHARDS)
     artifact = place.done(task).artifact
     remote = RemoteArtifact(place.storage, artifact)
     shard = Path(task.prefix.removeprefix("file://")) / remote.manifest.key_of(remote.file("states-00001.bin"))
@@ -207,14 +199,23 @@ def test_what_would_fill_the_store_is_refused_before_the_target_is_loaded():
     check_room(65_000, tokens, 4 * 4096 * 2, gib_limit=8125)
 
 
-def test_shards_keep_the_order_and_take_at_least_one_dialogue(dialogues, monkeypatch):
-    monkeypatch.setattr(states, "SHARD_BYTES", 100)
-    assert [[d.name[-1] for d in shard] for shard in shards_of(dialogues, token_bytes=10)] == [
+def test_shards_keep_the_order_and_take_at_least_one_dialogue(dialogues):
+    assert [[d.name[-1] for d in shard] for shard in shards_of(dialogues, token_bytes=10, shard_bytes=100)] == [
         ["1", "2"],
         ["3"],
         ["4"],
         ["5"],
     ]
+
+
+def test_a_finished_shard_gives_its_room_back(dialogues, tmp_path):
+    index = StatesIndex(dtype="float32", hidden_size=8, tapped_layers=(1, 2, 3), greedy=True)
+    writer = ShardWriter(tmp_path / "shard", dialogues, index)
+    for dialogue in dialogues:
+        length = len(dialogue)
+        writer.put(dialogue, TargetStates(torch.ones(length, 24), torch.ones(length, 8)), None)
+    writer.finish()
+    assert str(tmp_path / "shard") not in Path("/proc/self/maps").read_text()
 
 
 def count_calls(monkeypatch, *, fail_at: int | None) -> list[int]:

@@ -141,7 +141,7 @@ def test_a_sequence_that_memory_cannot_hold_ends_before_the_target_is_loaded(mac
     monkeypatch.setattr("osprey_trainer.stages.distil.Target", None)
     line = {"domain": "owls", "prompt_ids": [5, 6], "answer_ids": [9] * 1500, "finish": "length"}
     task = machine.distil(initial, machine.answers([line]), sequence_length=4096)
-    refused(task, FailureReason.INVALID_CONFIG, "a dialogue of 1502 tokens", "distillation.sequenceLength below")
+    refused(task, FailureReason.INVALID_CONFIG, "a dialogue of 1502 tokens", "lower distillation.sequenceLength")
 
 
 def test_a_drafter_of_another_target(machine, refused, prepared):

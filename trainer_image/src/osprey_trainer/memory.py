@@ -6,7 +6,7 @@ torch's fake tensors, and what autograd saves is added up. In practice more is n
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer.models.draft import DraftConfig, Drafter
-from osprey_trainer.unroll import unroll
+from osprey_trainer.models.hf_names import read_config, weight_files
+from osprey_trainer.unroll import MANY_SCORES, unroll
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +51,15 @@ class Need:
         return self.target + self.drafter + self.unroll
 
 
-def drafter_bytes(config: DraftConfig, *, zero_stage: int, world_size: int) -> int:
+def drafter_bytes(config: DraftConfig, *, trains_embedding: bool, zero_stage: int, world_size: int) -> int:
     """Weights, gradient and optimizer of a drafter in fp32, as ZeRO divides them."""
     with torch.device("meta"):
-        weights = sum(parameter.numel() * parameter.element_size() for parameter in Drafter(config).parameters())
-    shares = [world_size if zero_stage >= stage else 1 for stage in (3, 2, 1)]
-    factors = (1, 1, _STATE_BYTES // torch.float32.itemsize)  # the weights, their gradient, their moments
-    return sum(weights * factor // share for factor, share in zip(factors, shares, strict=True))
+        sizes = {name: p.numel() * p.element_size() for name, p in Drafter(config).named_parameters()}
+    weights = sum(sizes.values())
+    trained = weights if trains_embedding else weights - sizes["embed_tokens.weight"]
+    moments = trained * _STATE_BYTES // torch.float32.itemsize
+    parts = ((weights, 3), (trained, 2), (moments, 1))  # gradients are as large as what is trained
+    return sum(size // (world_size if zero_stage >= stage else 1) for size, stage in parts)
 
 
 def unroll_bytes(config: DraftConfig, *, dialogues: int, tokens: int, rows: int, steps: int, bf16: bool) -> int:
@@ -95,14 +98,21 @@ def _storage(tensor: Tensor) -> int:
     return number
 
 
-def target_bytes(folder: Path, dtype: torch.dtype, *, tensor_parallel: int) -> int:
-    """Weights of a model in a local folder, as one process will hold them. Only the files' headers are read."""
+def target_bytes(folder: Path, dtype: torch.dtype, *, processes: int) -> int:
+    """Weights of a model in a local folder, as one of `processes` that divide them will hold them.
+
+    Only the files' headers are read. Of a quantised model the files' own size counts: what is computed in another
+    dtype is unpacked layer by layer.
+    """
+    files = weight_files(folder)
+    if read_config(folder).get("quantization_config"):
+        return sum(path.stat().st_size for path in files) // processes
     count = 0
-    for path in folder.glob("*.safetensors"):
+    for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the reader is no mapping
                 count += torch.Size(file.get_slice(name).get_shape()).numel()
-    return count * dtype.itemsize // tensor_parallel
+    return count * dtype.itemsize // processes
 
 
 def device_bytes(device: torch.device) -> int:
@@ -116,37 +126,35 @@ def device_bytes(device: torch.device) -> int:
         return machine
 
 
-def check(need_of: Callable[[int], Need], *, tokens: int, available: int) -> None:
+def are_formed_whole(config: DraftConfig, *, dialogues: int, tokens: int, rows: int) -> bool:
+    """Whether attention's scores of a batch are formed, and kept, as one: then a shorter dialogue may need more."""
+    return dialogues * config.body.num_heads * rows * (tokens - 1) <= MANY_SCORES
+
+
+def check(needs: Mapping[int, Need], *, available: int) -> None:
     """Refuses what cannot fit.
 
     Args:
-        need_of: what a length in tokens, prompt and answer together, needs.
-        tokens: of the longest dialogue.
+        needs: of dialogues of a length in tokens, prompt and answer together.
         available: bytes of the device.
 
     Raises:
-        StageError: INVALID_CONFIG, with the length that would fit.
+        StageError: INVALID_CONFIG, with about the length that would fit.
     """
-    need = need_of(tokens)
+    tokens, need = max(needs.items(), key=lambda item: item[1].total)
     log.info("a process needs at least %s GiB of memory, and has %s", _gib(need.total), _gib(available))
     if need.total <= available:
         return
-    parts = f"{_gib(need.target)} the target, {_gib(need.drafter)} the drafter with gradient and optimizer"
-    fitting, too_long = 0, tokens
-    while too_long - fitting > max(1, too_long // 50):
-        middle = (fitting + too_long) // 2
-        if need_of(middle).total <= available:
-            fitting = middle
-        else:
-            too_long = middle
+    room = available - need.target - need.drafter
     advice = (
-        f"lower distillation.sequenceLength below {fitting}"
-        if fitting > 1
+        f"lower distillation.sequenceLength, to {tokens * room // need.unroll} or less"
+        if room > 0
         else "use larger GPUs, more of them with job.zeroStage 3, or a distillation.teacher that is shared or captured"
     )
     raise StageError(
         FailureReason.INVALID_CONFIG,
-        f"Distillation needs at least {_gib(need.total)} GiB of the {_gib(available)} that a process has: {parts}, "
+        f"Distillation needs at least {_gib(need.total)} GiB of the {_gib(available)} that a process has: "
+        f"{_gib(need.target)} the target, {_gib(need.drafter)} the drafter with gradient and optimizer, "
         f"{_gib(need.unroll)} the unroll over a dialogue of {tokens} tokens: {advice}.",
     )
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from osprey_trainer.models.body import Attention
 from osprey_trainer.models.draft import Drafter, DrafterLayer
 
-_MANY_SCORES = 1 << 26
+MANY_SCORES = 1 << 26
 """Scores of more rows and keys than this, 256 MiB in fp32, are formed a block of rows at a time, and once more for the
 gradient: else those of all steps would lie in memory together."""
 _BLOCK_ROWS = 512
@@ -115,7 +115,7 @@ def _attend(attention: Attention, queries: Tensor, memory: _Memory, hidden_from:
         [B, R, H].
     """
     keys, values = memory.keys, memory.values
-    if queries.shape[:3].numel() * keys.shape[2] <= _MANY_SCORES:
+    if queries.shape[:3].numel() * keys.shape[2] <= MANY_SCORES:
         return attention.output(_mix(queries, hidden_from, keys, values, memory.own))
     blocks = [slice(start, start + _BLOCK_ROWS) for start in range(0, queries.shape[2], _BLOCK_ROWS)]
     mixed = [

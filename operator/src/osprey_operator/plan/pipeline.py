@@ -228,15 +228,16 @@ class Pipeline:
                 checkpoint_every_steps=job.checkpoint_every_steps,
                 checkpoints_kept=job.checkpoints_kept,
             )
-            if isinstance(self.spec, OspreyDrafterSpec):
-                teacher = self.spec.distillation.teacher
-                return spread.model_copy(
-                    update={
-                        "captured_gib_limit": teacher.max_storage_gib,
-                        "teacher_tensor_parallel": teacher.tensor_parallel,
-                    }
-                )
-            return spread
+            if not isinstance(self.spec, OspreyDrafterSpec):
+                return spread
+            # Only what the stage heeds: any change of its task starts a running Job anew.
+            teacher = self.spec.distillation.teacher
+            changes: dict[str, int] = {}
+            if stage is StageName.CAPTURE:
+                changes["captured_gib_limit"] = teacher.max_storage_gib
+            if stage is StageName.CAPTURE or teacher.mode == "Online":
+                changes["teacher_tensor_parallel"] = teacher.tensor_parallel
+            return spread.model_copy(update=changes)
         if stage is StageName.REGENERATE and isinstance(self.spec, OspreyDrafterSpec):
             return Execution(concurrency=self.spec.regeneration.concurrency)
         return Execution()

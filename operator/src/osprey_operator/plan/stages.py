@@ -142,10 +142,11 @@ def distil(spec: OspreyDrafterSpec, resolved: Resolved) -> DistilConfig:
         target=resolved.model,
         epochs=wanted.epochs,
         unroll=wanted.unroll,
-        decay=wanted.decay,
+        # What the loss does not heed stays at one value, so that changing it trains nothing anew.
+        decay=wanted.decay if wanted.step_weights is None else 1.0,
         step_weights=wanted.step_weights,
         loss=wanted.loss,
-        lk_decay=wanted.lk_decay,
+        lk_decay=wanted.lk_decay if wanted.loss == "LKLambda" else 0.0,
         hard_label_weight=wanted.hard_label_weight,
         freeze_embedding=wanted.freeze_embedding,
         teacher=wanted.teacher.mode,

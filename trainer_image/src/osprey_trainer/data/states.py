@@ -2,8 +2,10 @@
 
 index.json                 what all of it has in common
 head.safetensors           the target's head: with it, whoever learns from the states needs no target
-states-00000.bin, …        shards: the blocks of some dialogues, one after the other
-states-00000.json, …       their names, lengths in tokens, and checksums
+states-00000.bin, …        shards: the blocks of some dialogues one after the other, and the list of them
+
+The list, JSON, has name, length in tokens and CRC-32 of each block; behind it, at the end of the file, are its own
+CRC-32 and its length in bytes. It lies in the same file, so that blocks and checksums are always of the same attempt.
 
 A block is one dialogue: a row of [taps · Ht + Ht] for each token, and behind these, unless the answers are greedy, the
 target's most likely next token of each as int32. All numbers are little-endian.
@@ -11,14 +13,16 @@ target's most likely next token of each as int32. All numbers are little-endian.
 
 import dataclasses
 import json
+import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -31,11 +35,11 @@ from osprey_trainer.data.answers import Dialogue
 from osprey_trainer.models.target import TargetStates
 from osprey_trainer.teacher_head import TeacherHead
 
-SHARD_BYTES = 1 << 30
-"""About the size of a shard: what a process holds on its disk at a time, and what is lost when it ends."""
 INDEX, HEAD = "index.json", "head.safetensors"
 _STREAMS = 8
-"""Blocks that are read at a time."""
+"""Blocks, or lists, that are read at a time."""
+_TAIL = struct.Struct("<II")
+"""CRC-32 and length of the list."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,12 @@ class StatesIndex:
         return cls(**fields | {"tapped_layers": tuple(fields["tapped_layers"])})
 
 
-def shards_of(dialogues: Sequence[Dialogue], token_bytes: int) -> list[list[Dialogue]]:
-    """Deals dialogues, in their order, to shards of about `SHARD_BYTES`; the same for any number of processes."""
+def shards_of(dialogues: Sequence[Dialogue], token_bytes: int, *, shard_bytes: int) -> list[list[Dialogue]]:
+    """Deals dialogues, in their order, to shards of about `shard_bytes`; the same for any number of processes."""
     shards: list[list[Dialogue]] = []
-    size = SHARD_BYTES
+    size = shard_bytes
     for dialogue in dialogues:
-        if size >= SHARD_BYTES:
+        if size >= shard_bytes:
             shards.append([])
             size = 0
         shards[-1].append(dialogue)
@@ -101,22 +105,23 @@ def shards_of(dialogues: Sequence[Dialogue], token_bytes: int) -> list[list[Dial
     return shards
 
 
-def shard_names(number: int) -> tuple[str, str]:
-    """Returns the paths of a shard and of its list of blocks."""
-    return f"states-{number:05d}.bin", f"states-{number:05d}.json"
+def shard_name(number: int) -> str:
+    """Returns the path of a shard within the artifact."""
+    return f"states-{number:05d}.bin"
 
 
 class ShardWriter:
     """Fills a shard, its dialogues in any order."""
 
     def __init__(self, path: Path, dialogues: Sequence[Dialogue], index: StatesIndex) -> None:
+        self._path = path
         self._index = index
         self._dialogues = dialogues
         lengths = [len(dialogue) * index.token_bytes for dialogue in dialogues]
         starts = np.concatenate([[0], np.cumsum(lengths)])
         self._places = {d.name: int(start) for d, start in zip(dialogues, starts, strict=False)}
         self._checksums: dict[str, int] = {}
-        self._file = np.memmap(path, np.uint8, mode="w+", shape=(int(starts[-1]),))
+        self._file: npt.NDArray[np.uint8] | None = np.memmap(path, np.uint8, mode="w+", shape=(int(starts[-1]),))
 
     def put(self, dialogue: Dialogue, states: TargetStates, greedy: Tensor | None) -> None:
         """Writes a dialogue's block.
@@ -132,14 +137,17 @@ class ShardWriter:
         if greedy is not None:
             block += greedy[:length].to("cpu", torch.int32).numpy().tobytes()
         start = self._places[dialogue.name]
+        if self._file is None:
+            raise ValueError("the shard is finished")
         self._file[start : start + len(block)] = np.frombuffer(block, np.uint8)
         self._checksums[dialogue.name] = zlib.crc32(block)
 
-    def finish(self, blocks: Path) -> None:
-        """Closes the shard and writes the list of its blocks."""
-        self._file.flush()
-        entries = [[d.name, len(d), self._checksums[d.name]] for d in self._dialogues]
-        blocks.write_text(json.dumps(entries) + "\n")
+    def finish(self) -> None:
+        """Writes the list of blocks, and lets go of the file."""
+        self._file = None  # a mapping would keep its room on the disk beyond the file's deletion
+        entries = json.dumps([[d.name, len(d), self._checksums[d.name]] for d in self._dialogues]).encode()
+        with self._path.open("ab") as file:
+            file.write(entries + _TAIL.pack(zlib.crc32(entries), len(entries)))
 
 
 @dataclass(frozen=True)
@@ -160,26 +168,34 @@ class StreamedTeacher:
         head: the target's.
     """
 
-    def __init__(self, remote: RemoteArtifact, dialogues: Sequence[Dialogue], scratch: Path) -> None:
+    def __init__(
+        self,
+        remote: RemoteArtifact,
+        dialogues: Sequence[Dialogue],
+        scratch: Path,
+        patiently: Callable[[Callable[[], bytes]], bytes] = lambda action: action(),
+    ) -> None:
         """Reads the lists of blocks.
 
         Args:
             remote: the artifact.
             dialogues: all that will be asked for.
             scratch: folder for the small files.
+            patiently: does what asks the storage, again where that is away for a while.
 
         Raises:
             StageError: INVALID_CONFIG if the states are of other dialogues; CORRUPT_ARTIFACT; or the storage can't be
                 used.
         """
         self._remote = remote
+        self._patiently = patiently
         self.index = StatesIndex.read(self._fetched(INDEX, scratch))
         self.head = TeacherHead(
             load_file(self._fetched(HEAD, scratch))["weight"], self.index.head_scale, self.index.head_cap
         )
-        self._blocks = {
-            name: block for number in range(self.index.shards) for name, block in self._list(number, scratch)
-        }
+        self._pool = ThreadPoolExecutor(_STREAMS, thread_name_prefix="states")
+        lists = self._pool.map(self._list, range(self.index.shards))
+        self._blocks = {name: block for entries in lists for name, block in entries}
         for dialogue in dialogues:
             block = self._blocks.get(dialogue.name)
             if block is None or block.tokens != len(dialogue):
@@ -188,7 +204,6 @@ class StreamedTeacher:
                     f"The captured states are not of these answers: of {dialogue.name} they hold "
                     f"{block.tokens if block else 'no'} tokens, and it has {len(dialogue)}; capture them anew.",
                 )
-        self._pool = ThreadPoolExecutor(_STREAMS, thread_name_prefix="states")
         self._begun: dict[str, Future[bytes]] = {}
 
     def prepare(self, dialogues: Sequence[Dialogue]) -> None:
@@ -213,10 +228,14 @@ class StreamedTeacher:
         )
 
     def _read(self, block: _Block) -> bytes:
-        data = self._remote.read(block.file, block.start, block.tokens * self.index.token_bytes)
-        if zlib.crc32(data) != block.checksum:
-            raise self._remote.doubted(block.file)
-        return data
+        return self._checked(block.file, block.start, block.tokens * self.index.token_bytes, block.checksum)
+
+    def _checked(self, file: File, start: int, length: int, checksum: int) -> bytes:
+        for _ in range(2):  # once more, since the wire may be at fault and not the file
+            data = self._patiently(lambda: self._remote.read(file, start, length))
+            if zlib.crc32(data) == checksum:
+                return data
+        raise self._remote.doubted(file)
 
     def _parsed(self, block: bytes) -> tuple[TargetStates, Tensor | None]:
         index = self.index
@@ -230,14 +249,21 @@ class StreamedTeacher:
             greedy = torch.frombuffer(buffer, dtype=torch.int32, count=tokens, offset=offset).long()
         return TargetStates(taps, last_hidden), greedy
 
-    def _list(self, number: int, scratch: Path) -> Iterator[tuple[str, _Block]]:
-        shard, blocks = shard_names(number)
-        file = self._remote.file(shard)
-        entries: list[Any] = json.loads(self._fetched(blocks, scratch).read_text())
-        start = 0
-        for name, tokens, checksum in entries:
-            yield name, _Block(file, start, tokens, checksum)
+    def _list(self, number: int) -> list[tuple[str, _Block]]:
+        file = self._remote.file(shard_name(number))
+        tail = self._patiently(lambda: self._remote.read(file, max(0, file.size - _TAIL.size), _TAIL.size))
+        if len(tail) != _TAIL.size:
+            raise self._remote.doubted(file)
+        checksum, length = _TAIL.unpack(tail)
+        end = file.size - _TAIL.size - length
+        if end < 0:
+            raise self._remote.doubted(file)
+        entries: list[Any] = json.loads(self._checked(file, end, length, checksum))
+        found, start = [], 0
+        for name, tokens, of_block in entries:
+            found.append((name, _Block(file, start, tokens, of_block)))
             start += tokens * self.index.token_bytes
+        return found
 
     def _fetched(self, path: str, scratch: Path) -> Path:
         local = scratch / path

@@ -61,7 +61,14 @@ class SharedTeacher:
         """Returns the dialogues as one micro-batch, on the target's device."""
         asked: list[Sequence[Dialogue]] = [[]] * self._size
         dist.all_gather_object(asked, list(dialogues), group=self._group)
-        return [self._own.batch(each) for each in asked][self._place]
+        own: DialogueBatch | None = None
+        for place, each in enumerate(asked):
+            batch = self._own.batch(each)
+            if place == self._place:  # nothing else is kept: all of them would fill a GPU
+                own = batch
+        if own is None:
+            raise ValueError("this rank is none of those that share the target")
+        return own
 
 
 class OnlineTeacher:

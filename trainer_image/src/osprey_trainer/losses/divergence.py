@@ -1,7 +1,9 @@
 """How far a drafter's distribution q is from the teacher's p, row by row, with the gradient by the drafter's logits.
 
 Cross-entropy is the usual objective. The LK losses (Samarin et al., arXiv 2602.23881) aim at what speculative sampling
-asks for, the chance α = sum_v min(p_v, q_v) that a token drawn from q is kept (Leviathan et al., arXiv 2211.17192):
+asks for, the chance α = sum_v min(p_v, q_v) that a token drawn from q is kept (Leviathan et al., arXiv 2211.17192).
+Both are over the draft vocabulary, over which p is renormalised: where it is compressed, α is the chance given that the
+target's token is in it.
 
 * LKAlpha: -log α.
 * LKLambda: λ · cross-entropy + (1 - λ) · (1 - α), λ = exp(-decay · α): cross-entropy where the drafter is far off and

@@ -164,12 +164,7 @@ def read_tensors(folder: Path, *, skip: Callable[[str], bool] = lambda _name: Fa
     Raises:
         StageError: CORRUPT_ARTIFACT if there is no such file, or a shard of the index is missing.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
-    else:
-        # Mistral's consolidated ones are the same once more, in another layout.
-        files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
+    files = weight_files(folder)
     missing = [path.name for path in files if not path.exists()]
     if missing or not files:
         raise StageError(
@@ -184,6 +179,15 @@ def read_tensors(folder: Path, *, skip: Callable[[str], bool] = lambda _name: Fa
                     value = file.get_tensor(name)
                     tensors[name] = value.float() if value.is_floating_point() else value
     return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a model's weights, those of its index where it has one, there or not."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    # Mistral's consolidated ones are the same once more, in another layout.
+    return sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
 
 
 def read_embedding(folder: Path) -> Tensor:

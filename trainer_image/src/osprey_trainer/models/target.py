@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from osprey_api.conditions import FailureReason
@@ -51,12 +51,15 @@ def check_tapped_layers(tapped_layers: Sequence[int], num_layers: int) -> tuple[
     return layers
 
 
-def check_shares(config: PretrainedConfig, tensor_parallel: int) -> None:
-    """Whether a model's layers can be shared by so many processes.
+def check_shares(folder: Path, tensor_parallel: int) -> None:
+    """Whether a model's layers can be shared by so many processes; its config alone is read.
 
     Raises:
         StageError: UNSUPPORTED_MODEL if transformers has no plan for it; INVALID_CONFIG if its heads do not divide.
     """
+    if tensor_parallel == 1:
+        return
+    config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     if not config.base_model_tp_plan:
         raise StageError(
             FailureReason.UNSUPPORTED_MODEL,
@@ -114,8 +117,7 @@ class Target:
                 all processes must call `states` equally often.
 
         Raises:
-            StageError: UNSUPPORTED_MODEL if its head has a bias, or transformers has no plan for it; INVALID_CONFIG for
-                impossible tapped layers, or heads that cannot be shared evenly.
+            StageError: UNSUPPORTED_MODEL if its head has a bias; INVALID_CONFIG for impossible tapped layers.
         """
         # Of a multimodal model the language model's part.
         config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
@@ -128,7 +130,6 @@ class Target:
         if tensor_parallel == 1:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
         else:
-            check_shares(config, tensor_parallel)
             spread = DistributedConfig(tp_size=tensor_parallel, fsdp_size=dist.get_world_size() // tensor_parallel)
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, local_files_only=True, distributed_config=spread

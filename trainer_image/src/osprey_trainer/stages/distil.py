@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -25,13 +24,12 @@ from osprey_trainer import memory
 from osprey_trainer.acceptance import simulate, summarise
 from osprey_trainer.data.answers import Dialogue, fit, read_dialogues
 from osprey_trainer.data.dialogues import DialogueBatches
-from osprey_trainer.data.split import Split
 from osprey_trainer.data.states import StreamedTeacher
 from osprey_trainer.data.teacher import OnlineTeacher, SharedTeacher, Teacher, alike_in_length, answers_are_greedy
 from osprey_trainer.losses.divergence import Divergence, Kind
 from osprey_trainer.models.draft import Arrangement, Drafter, text_config
 from osprey_trainer.models.hf_names import read_config
-from osprey_trainer.models.target import Target
+from osprey_trainer.models.target import Target, check_shares
 from osprey_trainer.objectives import Distillation
 from osprey_trainer.teacher_head import TeacherHead
 from osprey_trainer.training import from_rank_0, process_group, run_loop, split_of, write_report
@@ -65,9 +63,13 @@ def run(ctx: StageContext) -> DistilResult:
     )
     draftable = _draftable_tokens(dialogues, drafter)
     log.info("dialogues: %s; draftable tokens in the draft vocabulary %d", counts, draftable)
-    _check_sizes(drafter, ctx.model(config.target, weights=False))
+    if config.teacher == "Online":
+        folder = ctx.model(config.target, weights=False)
+        text = text_config(read_config(folder))
+        _check_sizes(drafter, text["vocab_size"], text["hidden_size"])
+        check_shares(folder, ctx.task.execution.teacher_tensor_parallel)
     with process_group(ctx, optimization.precision) as device:
-        _check_memory(ctx, config, drafter, dialogues, split, device)
+        _check_memory(ctx, config, drafter, dialogues, device)
         teacher, head = _teacher(ctx, config, drafter, dialogues, device)
         objective = Distillation(
             drafter,
@@ -80,9 +82,8 @@ def run(ctx: StageContext) -> DistilResult:
         steps = math.ceil(config.epochs * len(dialogues) / optimization.global_batch_size)
 
         def acceptance(step: int, metrics: Mapping[str, float]) -> float | None:
-            execution = ctx.task.execution
-            # With ZeRO 3 no rank has the whole drafter, and a shared target does not run for rank 0 alone.
-            if execution.zero_stage == 3 or execution.teacher_tensor_parallel > 1:
+            # With ZeRO 3 no rank has the whole drafter.
+            if ctx.task.execution.zero_stage == 3 or _is_shared(ctx, config):
                 return metrics.get("acceptance_length")
             due = step % max(_LEAST_STEPS, steps // _SIMULATIONS) == 0
             return _acceptance_length(drafter, teacher, sample, config, device) if due else None
@@ -98,7 +99,7 @@ def run(ctx: StageContext) -> DistilResult:
         )
         acceptance_length = 0.0
         final_sample = _spread(dialogues, _FINAL_SAMPLE)
-        if ctx.rank and ctx.task.execution.teacher_tensor_parallel > 1:
+        if ctx.rank and _is_shared(ctx, config):
             for batch in alike_in_length(final_sample):
                 teacher.batch(batch)  # with rank 0
         if ctx.rank == 0:
@@ -145,50 +146,60 @@ def _draftable_tokens(dialogues: Sequence[Dialogue], drafter: Drafter) -> int:
     return draftable
 
 
-def _check_sizes(drafter: Drafter, target: Path) -> None:
-    """Before the target is loaded, which may take minutes."""
-    config = text_config(read_config(target))
+def _check_sizes(drafter: Drafter, vocab_size: int, hidden_size: int) -> None:
     wanted = (drafter.config.vocab_size, drafter.config.target_hidden_size)
-    found = (config["vocab_size"], config["hidden_size"])
-    if found != wanted:
+    if (vocab_size, hidden_size) != wanted:
         raise StageError(
             FailureReason.INVALID_CONFIG,
             f"The drafter was made for a target with {wanted[0]} tokens and hidden size {wanted[1]}, but this target "
-            f"has {found[0]} and {found[1]}: convert a drafter for this target.",
+            f"has {vocab_size} and {hidden_size}: convert a drafter for this target.",
         )
 
 
-def _check_memory(  # noqa: PLR0917 - all that training will hold
-    ctx: StageContext,
-    config: DistilConfig,
-    drafter: Drafter,
-    dialogues: Sequence[Dialogue],
-    split: Split,
-    device: torch.device,
+def _is_shared(ctx: StageContext, config: DistilConfig) -> bool:
+    """Whether ranks run the target together, so that it never runs for one of them alone."""
+    return config.teacher == "Online" and ctx.task.execution.teacher_tensor_parallel > 1
+
+
+def _check_memory(
+    ctx: StageContext, config: DistilConfig, drafter: Drafter, dialogues: Sequence[Dialogue], device: torch.device
 ) -> None:
     """Before the target is loaded, which may take minutes."""
     execution = ctx.task.execution
-    longest = max(dialogues, key=len)
-    supervised = (len(longest.answer_ids) - 1) / len(longest)
+    split = split_of(ctx, config.optimization)
+    together = math.ceil(split.global_batch_size / split.world_size / split.accumulation)
     target = 0
     if config.teacher == "Online":
-        sharers = execution.teacher_tensor_parallel
-        target = memory.target_bytes(ctx.model(config.target), _dtype(config), tensor_parallel=sharers)
-    of_drafter = memory.drafter_bytes(drafter.config, zero_stage=execution.zero_stage, world_size=ctx.world_size)
+        # Groups that share the target divide its weights once more.
+        processes = ctx.world_size if execution.teacher_tensor_parallel > 1 else 1
+        target = memory.target_bytes(ctx.model(config.target), _dtype(config), processes=processes)
+    of_drafter = memory.drafter_bytes(
+        drafter.config,
+        trains_embedding=_trains_embedding(drafter, config),
+        zero_stage=execution.zero_stage,
+        world_size=ctx.world_size,
+    )
 
-    def need(tokens: int) -> memory.Need:
+    def is_whole(dialogue: Dialogue) -> bool:
+        rows = len(dialogue.answer_ids) - 1
+        return memory.are_formed_whole(drafter.config, dialogues=together, tokens=len(dialogue), rows=rows)
+
+    def need(dialogue: Dialogue) -> memory.Need:
         unrolled = memory.unroll_bytes(
             drafter.config,
-            dialogues=math.ceil(split.global_batch_size / split.world_size / split.accumulation),
-            tokens=tokens,
-            rows=max(1, int(supervised * tokens)),
+            dialogues=together,
+            tokens=len(dialogue),
+            rows=len(dialogue.answer_ids) - 1,
             steps=config.unroll,
             bf16=config.optimization.precision == "BF16",
         )
         return memory.Need(target, of_drafter, unrolled)
 
+    longest = [max(dialogues, key=len), *sorted(filter(is_whole, dialogues), key=len)[-1:]]
     sharing = 1 if device.type == "cuda" else execution.processes_per_node
-    memory.check(need, tokens=len(longest), available=memory.device_bytes(device) // sharing)
+    memory.check(
+        {len(dialogue): need(dialogue) for dialogue in longest}, available=memory.device_bytes(device) // sharing
+    )
 
 
 def _teacher(
@@ -197,7 +208,9 @@ def _teacher(
     """Returns what adds the target's states to dialogues, and the target's head."""
     layers = drafter.config.tapped_layers
     if config.teacher == "Captured":
-        captured = StreamedTeacher(ctx.remote_input(InputRole.STATES), dialogues, ctx.scratch / f"states-{ctx.rank}")
+        remote = ctx.remote_input(InputRole.STATES)
+        captured = StreamedTeacher(remote, dialogues, ctx.scratch / f"states-{ctx.rank}", ctx.patiently)
+        _check_sizes(drafter, *captured.head.weight.shape)
         if layers is not None and captured.index.tapped_layers != layers:
             raise StageError(
                 FailureReason.INVALID_CONFIG,
@@ -210,7 +223,7 @@ def _teacher(
         ctx.model(config.target), tapped_layers=layers, dtype=_dtype(config), device=device, tensor_parallel=sharers
     )
     greedy = answers_are_greedy(ctx.remote_input(InputRole.ANSWERS).manifest)
-    if sharers > 1:
+    if _is_shared(ctx, config):
         return SharedTeacher(target, greedy=greedy, device=device, tensor_parallel=sharers), target.head
     return OnlineTeacher(target, greedy=greedy, device=device), target.head
 
