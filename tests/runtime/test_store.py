@@ -27,7 +27,7 @@ def test_what_is_written_is_read(store, tmp_path):
 
     assert store.read("a/one.json") == b"{}"
     content = (tmp_path / "file").read_bytes()
-    for start, length in ((0, 1), (17, 2_000_000), (2_999_990, 10), (2_999_990, 100)):
+    for start, length in ((0, 1), (17, 2_000_000), (2_999_990, 10), (2_999_990, 100), (3_000_000, 1), (4_000_000, 9)):
         assert store.read_range("a/b/two", start, length) == content[start : start + length]
     assert store.download("a/b/two", tmp_path / "new" / "back") == content_of(tmp_path / "file")
     assert (tmp_path / "new" / "back").read_bytes() == (tmp_path / "file").read_bytes()

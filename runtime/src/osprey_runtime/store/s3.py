@@ -77,7 +77,12 @@ class S3Store(Store):
         while True:
             try:
                 with self._errors(key):
-                    answer = self._client.get_object(**self._at(key), **condition)
+                    try:
+                        answer = self._client.get_object(**self._at(key), **condition)
+                    except ClientError as error:
+                        if stop is not None and position == start and _status(error) == 416:
+                            return  # the range begins where the object has ended
+                        raise
                     size = position + answer["ContentLength"]
                     # Not `with answer["Body"]`: that gives the stream below it, which does not mind a body cut short.
                     with closing(answer["Body"]) as body:
