@@ -285,6 +285,30 @@ def test_a_damaged_table(refused):
     assert "damaged Parquet" in refused(parquet([{"text": "x"}])[:-20], name="x.parquet").message
 
 
+def test_odd_rows_of_a_table_are_dropped_one_by_one(source):
+    """Neither a text nor a time is looked at when a table is written, and Python can't have all that it may hold."""
+    texts = [b"%d" % n for n in range(1300)]
+    texts[600] = b"a\xff"
+    times = list(range(1300))
+    times[1200] = 2**62
+    table = pa.table(
+        {
+            "text": pa.StringArray.from_buffers(1300, *pa.array(texts, pa.binary()).buffers()[1:]),
+            "at": pa.array(times, pa.timestamp("us")),
+        }
+    )
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    uri, storage = source("x.parquet", file.getvalue())
+    found, ledger = read(uri, storage)
+    assert [row.value["text"] for row in found] == [f"{n}" for n in range(1300) if n not in {600, 1200}]
+    assert [row.line for row in found] == [n + 1 for n in range(1300) if n not in {600, 1200}]
+    assert ledger.examples == {
+        DropReason.NOT_UTF8: [f"{uri} row 601: field 'text': byte 2 (0xff) is not UTF-8"],
+        DropReason.WRONG_TYPE: [f"{uri} row 1201: field 'at' can't be read (date value out of range)"],
+    }
+
+
 def test_plain_text_is_a_document_or_prompts(values):
     content = "\ufefffirst line\r\n\nsecond\u2028line".encode()
     (document,) = values("x.txt", content)
@@ -310,9 +334,11 @@ def test_compressed_files(source, ending):
         assert len(found) == (1 if ".txt" in name else 1000)
 
 
-def test_a_cut_compressed_file(refused):
-    packed = gzip.compress(b"".join(b'{"text": "%d"}\n' % n for n in range(1000)))
-    assert "damaged compressed" in refused(packed[:-100], name="x.jsonl.gz").message
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_cut_compressed_file(refused, ending):
+    content = b"".join(b'{"text": "%d"}\n' % n for n in range(1000))
+    packed = gzip.compress(content) if ending == ".gz" else pa.Codec("zstd").compress(content, asbytes=True)
+    assert "damaged compressed" in refused(packed[:-100], name=f"x.jsonl{ending}").message
 
 
 # ------------------------------------------------------------------------------------------------ folders

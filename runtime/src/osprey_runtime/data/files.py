@@ -145,7 +145,14 @@ def _data_files(uri: str, paths: Iterable[str]) -> list[str]:
 def _errors(file: str, ledger: Ledger) -> Iterator[None]:
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and not _is_damage(error):
+            raise
         raise StageError(
             FailureReason.INVALID_DATA, f"{file} is a damaged compressed file, after {ledger.read} rows: {error}"
         ) from error
+
+
+def _is_damage(error: OSError) -> bool:
+    """Say whether it is of the content: of Zstandard pyarrow says so without a number, which those of a disk have."""
+    return isinstance(error, gzip.BadGzipFile) or (type(error) is OSError and error.errno is None)
