@@ -165,6 +165,25 @@ def test_a_large_loss_ends_the_reading_before_the_end(source, monkeypatch):
     assert ledger.read == 100
 
 
+@pytest.mark.parametrize(("limit", "fails"), [(2, False), (3, False), (4, True), (None, True)])
+def test_of_a_small_part_the_share_says_nothing(source, limit, fails):
+    uri, storage = source("x.jsonl", b'{"text": "a"}\n{\n{"text": "b"}\n{"text": "c"}\n')
+    ledger = Ledger(uri)
+    found = documents(Pinned(uri=uri), "text", storage, ledger, limit=limit)
+    if fails:  # all of it was read
+        with pytest.raises(StageError, match="1 of 4 rows cannot be used"):
+            list(found)
+    else:
+        assert list(found) == ["a", "b", "c"][:limit]
+    assert ledger.dropped == {DropReason.NOT_JSON: 1}
+
+
+def test_of_a_small_part_something_is_kept(source):
+    uri, storage = source("x.jsonl", b'{"txt": "a"}\n' * 9)
+    with pytest.raises(StageError, match="none of 2 rows can be used"):
+        list(documents(Pinned(uri=uri), "text", storage, Ledger(uri), limit=2))
+
+
 def test_a_file_of_another_encoding(refused):
     message = refused('{"text": "x"}\n{"text": "y"}'.encode("utf-16")).message
     assert "none of 2 rows" in message

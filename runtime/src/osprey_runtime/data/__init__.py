@@ -47,7 +47,8 @@ def rows(
         storage: whose endpoint and region are used for s3://.
         ledger: counts the rows. Whoever has no use for a row that is yielded drops it there, before the next one.
         text: what is a row of plain text.
-        limit: so many are yielded at most.
+        limit: so many are yielded at most. Where it is reached, only a part is known, and a part may be unlike the
+            whole: too many that are dropped are no error.
 
     Raises:
         StageError: INVALID_DATA: no row at all, none that is kept, too many that are dropped, a file that can't be
@@ -59,13 +60,15 @@ def rows(
             found = hub_rows(source, asked, ledger, text)
         case _:
             found = file_rows(source, storage, ledger, text)
-    yield from islice(found, limit)
+    yielded = 0
+    for yielded, row in enumerate(islice(found, limit), start=1):  # noqa: B007 - counted beyond the loop
+        yield row
     if not ledger.read:
         raise StageError(
             FailureReason.INVALID_DATA,
             f"{source.uri} has no row: name another file or split, or write a JSON object on each line",
         )
-    ledger.check()
+    ledger.check(whole=yielded != limit)
 
 
 def documents(

@@ -77,8 +77,11 @@ class Ledger:
         if self.read >= _CHECKED_EARLY:
             self._check_share()
 
-    def check(self) -> None:
-        """Check the account when all rows are read.
+    def check(self, *, whole: bool = True) -> None:
+        """Check the account when all rows are read, or as many as are wanted.
+
+        Args:
+            whole: all of the source was read; of a part the share of what was dropped says nothing.
 
         Raises:
             StageError: INVALID_DATA: none was kept, or more were dropped than may be.
@@ -88,7 +91,8 @@ class Ledger:
                 FailureReason.INVALID_DATA,
                 f"{self.uri}: none of {self.read} rows can be used ({self._reasons()}): {self._named()}",
             )
-        self._check_share()
+        if whole:
+            self._check_share()
 
     def _check_share(self) -> None:
         lost = sum(count for reason, count in self.dropped.items() if reason not in EXPLAINED)
