@@ -1,6 +1,7 @@
 """An artifact is whole or not there; whoever reads it knows each byte to be the published one."""
 
 import hashlib
+import http.server
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from osprey_api.conditions import FailureReason
-from osprey_api.stages import ArtifactRef, PruneResult
+from osprey_api.stages import ArtifactRef, PruneResult, StorageLocation
 from osprey_runtime import manifest
 from osprey_runtime.errors import StageError
 from osprey_runtime.store import open_store
@@ -223,6 +224,43 @@ def test_a_published_model_without_a_manifest_is_had_by_its_digest(store, locati
     assert f"has digest {digest} and not" in caught.value.message
     folder = manifest.fetch(location, ArtifactRef(uri=uri, digest=digest), tmp_path / "back")
     assert {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()} == FILES
+
+
+def test_a_key_that_leaves_its_folder_is_not_written(tmp_path, monkeypatch):
+    """The store of the other tests has no such keys; S3 itself takes any."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    victim = tmp_path / "victim"
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def answer(self):
+            contents = f"<Contents><Key>released/{victim}</Key><Size>2</Size></Contents>"
+            body = f"<ListBucketResult>{contents}</ListBucketResult>" if "list-type=2" in self.path else "{}"
+            self.send_response(404 if self.path.endswith(manifest.NAME) else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body.encode())
+
+        do_GET = do_HEAD = answer  # noqa: N815 - named by the base class
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            location = StorageLocation(uri="s3://bucket", endpoint=f"http://127.0.0.1:{server.server_port}")
+            ref = ArtifactRef(uri="s3://bucket/released", digest="sha256:" + "0" * 64)
+            with pytest.raises(StageError) as caught:
+                manifest.fetch(location, ref, tmp_path / "back")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert caught.value.reason is FailureReason.CORRUPT_ARTIFACT
+    assert f"key '{victim}'" in caught.value.message
+    assert not victim.exists()
 
 
 def test_a_folder_with_neither_manifest_nor_config_is_nothing_to_import(store, location, tmp_path):

@@ -349,8 +349,8 @@ def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Pat
         folder: where to; appears only when all is there, and replaces what was there before.
 
     Raises:
-        StageError: SOURCE_NOT_FOUND, there is neither manifest nor config; CORRUPT_ARTIFACT, a digest does not match;
-            OUT_OF_DISK; or the storage can't be used.
+        StageError: SOURCE_NOT_FOUND, there is neither manifest nor config; CORRUPT_ARTIFACT, a digest does not match,
+            or a published model has a key that leaves its folder; OUT_OF_DISK; or the storage can't be used.
     """
     store = open_store(location.model_copy(update={"uri": artifact.uri}))
     if not store.exists(NAME) and store.exists(PLAIN):
@@ -365,6 +365,15 @@ def fetch(location: StorageLocation, artifact: ArtifactRef, folder: Path) -> Pat
 def _fetch_plain(store: Store, artifact: ArtifactRef, folder: Path) -> Path:
     """Download a model that Osprey did not make: the folder has no manifest, so that its digest is found by reading."""
     entries = list(store.list(""))
+    for entry in entries:
+        try:
+            _inside(entry.key)  # S3 takes any
+        except ValueError as error:
+            raise StageError(
+                FailureReason.CORRUPT_ARTIFACT,
+                f"{artifact.uri} holds the key {entry.key!r}, which is no path of a file in a folder: rename or delete "
+                "it",
+            ) from error
     with _filled(folder, sum(entry.size for entry in entries)) as unfinished:
 
         def download(entry: Entry) -> Content:
