@@ -50,10 +50,10 @@ CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {
 
 
 class ArtifactRef(ApiModel):
-    """A finished artifact: the folder that holds its manifest, and the digest of its files."""
+    """A finished artifact, or a published model: its folder, and the digest of its files."""
 
     uri: str = Field(max_length=1024)
-    """Folder of the artifact; it holds manifest.json."""
+    """Folder of the artifact; it holds manifest.json, or the config.json of a published model."""
     digest: Digest
     """SHA-256 of the canonical JSON of the files' paths, sizes and SHA-256."""
 

@@ -15,7 +15,6 @@ from osprey_runtime.errors import StageError
 Numbered = Iterator[tuple[int, Any]]
 """Number and value of each row; where it can't be read, the `DropError` that says why."""
 
-_BOM = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 20
 _LARGEST_ITEM = 256 << 20
 """Characters. An item of a list that has not ended by then is taken to be broken."""
@@ -25,7 +24,7 @@ _SPACE = " \t\r\n"
 def is_list(reader: io.BufferedReader) -> bool:
     """Say whether a file holds one JSON list, and not a value on each line, of which the first may be a list too."""
     head = reader.peek()
-    first, _, rest = head.removeprefix(_BOM).lstrip().partition(b"\n")
+    first, _, rest = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")
     if not first.startswith(b"["):
         return False
     try:
@@ -42,7 +41,7 @@ def lines(reader: io.BufferedReader) -> Numbered:
     mark before the first. A line that is a list of one value stands for that value.
     """
     for number, line in enumerate(reader, start=1):
-        content = line.removeprefix(_BOM) if number == 1 else line
+        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if content.strip():
             yield number, _value(content)
 

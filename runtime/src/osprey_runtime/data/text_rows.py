@@ -1,5 +1,6 @@
 """Rows of plain text: a file is one document, or each of its lines is a prompt."""
 
+import codecs
 import io
 from collections.abc import Iterator
 from enum import Enum
@@ -10,7 +11,6 @@ from osprey_api.rows import DropReason
 from osprey_runtime.data.ledger import DropError
 from osprey_runtime.errors import StageError
 
-_BOM = b"\xef\xbb\xbf"
 _LARGEST_DOCUMENT = 256 << 20
 
 
@@ -29,7 +29,7 @@ def text_rows(reader: io.BufferedReader, what: TextRows, file: str) -> Iterator[
     """
     if what is TextRows.LINE:
         for number, line in enumerate(reader, start=1):
-            content = line.removeprefix(_BOM) if number == 1 else line
+            content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if content.strip():
                 yield number, _row(content.rstrip(b"\r\n"), what)
         return
@@ -41,7 +41,7 @@ def text_rows(reader: io.BufferedReader, what: TextRows, file: str) -> Iterator[
             'write a file for each, or JSON Lines, {"text": …} on each line',
         )
     if content:
-        yield 1, _row(content.removeprefix(_BOM), what)
+        yield 1, _row(content.removeprefix(codecs.BOM_UTF8), what)
 
 
 def _row(content: bytes, what: TextRows) -> Any:
