@@ -107,7 +107,7 @@ def test_attention_in_blocks_is_the_same_and_keeps_no_scores(trained, dialogues,
 
     expected, largest = run()
     assert largest > scores
-    monkeypatch.setattr(unrolled, "_MANY_SCORES", scores - 1)
+    monkeypatch.setattr(unrolled, "MANY_SCORES", scores - 1)
     monkeypatch.setattr(unrolled, "_BLOCK_ROWS", 17)
     found, largest = run()
     assert largest < scores / 2
