@@ -142,7 +142,13 @@ def test_model_from_s3_outlives_the_pod_in_the_cache(s3_location, tmp_path, monk
     def pod(name: str) -> StageContext:
         task = make_task().model_copy(update={"storage": s3_location})
         return StageContext(
-            task=task, attempt=name, output=tmp_path, scratch=tmp_path / name, progress=None, checkpoints=None
+            task=task,
+            attempt=name,
+            output=tmp_path,
+            scratch=tmp_path / name,
+            progress=None,
+            checkpoints=None,
+            parts=None,
         )
 
     assert tmp_path / "zero" in pod("zero").model(pinned).parents  # there is no cache
