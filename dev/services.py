@@ -86,6 +86,7 @@ class S3Server(_Server):
         data = self.state / "data"
         data.mkdir(parents=True, exist_ok=True)
         s3, s3_grpc, *rest = free_ports(10, self.address)
+        s3 = self.port or s3  # started again, it is where its clients look for it
         names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port")
         more = ("filer.port.grpc", "admin.port", "admin.port.grpc")
         ports = dict(zip((*names, *more), rest, strict=True))

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import IO
 
 import pytest
 import torch
@@ -128,10 +129,12 @@ class Machine:
     """One machine on which stages are tried: a folder as storage, and the last stage's outcome."""
 
     root: Path
+    location: StorageLocation | None = None
+    """Of its storage; None: a folder of its own."""
 
     @property
     def storage(self) -> StorageLocation:
-        return StorageLocation(uri=f"file://{self.root}/storage")
+        return self.location or StorageLocation(uri=f"file://{self.root}/storage")
 
     @property
     def log(self) -> Path:
@@ -218,11 +221,14 @@ class Machine:
         code = run_command(self.command(task, scratch=scratch))
         return code, Outcome.model_validate_json(self.log.read_text())
 
-    def start(self, task: StageTask, *, scratch: str = "scratch") -> subprocess.Popen[bytes]:
+    def start(
+        self, task: StageTask, *, scratch: str = "scratch", stderr: IO[bytes] | None = None, **env: str
+    ) -> subprocess.Popen[bytes]:
         """In a process of its own."""
         return subprocess.Popen(
             [sys.executable, "-m", "osprey_trainer", *self.command(task, scratch=scratch)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OSPREY_TERMINATION_LOG": str(self.log)},  # noqa: TID251
+            env=os.environ | {"OMP_NUM_THREADS": "1", "OSPREY_TERMINATION_LOG": str(self.log)} | env,  # noqa: TID251
+            stderr=stderr,
         )
 
     def done(self, task: StageTask, **options) -> Outcome:
@@ -235,8 +241,14 @@ class Machine:
         return manifest.fetch(self.storage, ref, self.root / "fetched" / ref.digest[-12:])
 
     def checkpoints(self, task: StageTask) -> list[str]:
-        folder = Path(task.prefix.removeprefix("file://")) / "checkpoints"
-        return sorted(path.parent.name for path in folder.glob("*/complete.json"))
+        """Names of the complete ones, the oldest first."""
+        return sorted(
+            PurePath(key).parent.name for key in self.keys(task, "checkpoints") if key.endswith("/complete.json")
+        )
+
+    def keys(self, task: StageTask, folder: str) -> list[str]:
+        """What is in the storage below a folder of the stage's artifact."""
+        return [entry.key for entry in open_store(self.storage).list(f"{prefix_of(task)}/{folder}")]
 
     def answers(self, lines: list[dict], *, temperature: float = 0.0) -> ArtifactRef:
         """Publishes an answers artifact, as the regenerate stage does. Other lines get another fingerprint."""
