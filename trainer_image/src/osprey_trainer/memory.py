@@ -26,8 +26,6 @@ from osprey_trainer.unroll import MANY_SCORES, unroll
 log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
-_STATE_BYTES = 8
-"""Of a trained weight: AdamW's two moments in fp32."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -57,8 +55,8 @@ def drafter_bytes(config: DraftConfig, *, trains_embedding: bool, zero_stage: in
         sizes = {name: p.numel() * p.element_size() for name, p in Drafter(config).named_parameters()}
     weights = sum(sizes.values())
     trained = weights if trains_embedding else weights - sizes["embed_tokens.weight"]
-    moments = trained * _STATE_BYTES // torch.float32.itemsize
-    parts = ((weights, 3), (trained, 2), (moments, 1))  # gradients are as large as what is trained
+    # A gradient is as large as what is trained, and AdamW's two moments twice as large.
+    parts = ((weights, 3), (trained, 2), (2 * trained, 1))
     return sum(size // (world_size if zero_stage >= stage else 1) for size, stage in parts)
 
 

@@ -41,36 +41,6 @@ class Teacher(Protocol):
         """Returns the dialogues as one micro-batch."""
 
 
-class SharedTeacher:
-    """Runs a target that several consecutive ranks share, on the batch of each of them in turn.
-
-    All of them must call `batch` equally often.
-    """
-
-    def __init__(self, target: Target, *, greedy: bool, device: torch.device, tensor_parallel: int) -> None:
-        """tensor_parallel: ranks that share the target. All ranks of the process group must come here together."""
-        self._own = OnlineTeacher(target, greedy=greedy, device=device)
-        self._place = dist.get_rank() % tensor_parallel
-        self._group, _ = dist.new_subgroups(group_size=tensor_parallel)
-        self._size = tensor_parallel
-
-    def prepare(self, dialogues: Sequence[Dialogue]) -> None:
-        """Does nothing: the target runs where the drafter does."""
-
-    def batch(self, dialogues: Sequence[Dialogue]) -> DialogueBatch:
-        """Returns the dialogues as one micro-batch, on the target's device."""
-        asked: list[Sequence[Dialogue]] = [[]] * self._size
-        dist.all_gather_object(asked, list(dialogues), group=self._group)
-        own: DialogueBatch | None = None
-        for place, each in enumerate(asked):
-            batch = self._own.batch(each)
-            if place == self._place:  # nothing else is kept: all of them would fill a GPU
-                own = batch
-        if own is None:
-            raise ValueError("this rank is none of those that share the target")
-        return own
-
-
 class OnlineTeacher:
     """Runs the target on every batch.
 
@@ -99,3 +69,30 @@ class OnlineTeacher:
             greedy=None if self._greedy else self._target.greedy_tokens(states.last_hidden),
             names=tuple(dialogue.name for dialogue in dialogues),
         ).to(self._device)
+
+
+class SharedTeacher(OnlineTeacher):
+    """Runs a target that several consecutive ranks share, on the batch of each of them in turn.
+
+    All of them must call `batch` equally often.
+    """
+
+    def __init__(self, target: Target, *, greedy: bool, device: torch.device, tensor_parallel: int) -> None:
+        """tensor_parallel: ranks that share the target. All ranks of the process group must come here together."""
+        super().__init__(target, greedy=greedy, device=device)
+        self._place = dist.get_rank() % tensor_parallel
+        self._group, _ = dist.new_subgroups(group_size=tensor_parallel)
+        self._size = tensor_parallel
+
+    def batch(self, dialogues: Sequence[Dialogue]) -> DialogueBatch:
+        """Returns the dialogues as one micro-batch, on the target's device."""
+        asked: list[Sequence[Dialogue]] = [[]] * self._size
+        dist.all_gather_object(asked, list(dialogues), group=self._group)
+        own: DialogueBatch | None = None
+        for place, each in enumerate(asked):
+            batch = super().batch(each)
+            if place == self._place:  # nothing else is kept: all of them would fill a GPU
+                own = batch
+        if own is None:
+            raise ValueError("this rank is none of those that share the target")
+        return own

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -33,6 +34,22 @@ def copy_companions(source: Path, destination: Path) -> None:
             shutil.copyfile(source / name, destination / name)
 
 
+def load_tokenizer(folder: Path) -> Any:
+    """Returns the transformers tokenizer of a local model folder.
+
+    Raises:
+        StageError: UNSUPPORTED_MODEL if there is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise StageError(
+            FailureReason.UNSUPPORTED_MODEL,
+            f"{folder.name} has no tokenizer that transformers can read ({error}): put the tokenizer.json of its "
+            "model beside its weights.",
+        ) from error
+
+
 @dataclass(frozen=True)
 class DocumentTokenizer:
     """Encodes documents.
@@ -53,14 +70,7 @@ class DocumentTokenizer:
         Raises:
             StageError: UNSUPPORTED_MODEL if there is none, or it has no end token.
         """
-        try:
-            hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise StageError(
-                FailureReason.UNSUPPORTED_MODEL,
-                f"The model has no tokenizer that transformers can read ({error}): give a model folder with its "
-                "tokenizer.json.",
-            ) from error
+        hf = load_tokenizer(folder)
         tokenizer: Tokenizer | None = getattr(hf, "backend_tokenizer", None)
         if tokenizer is None or hf.eos_token_id is None:
             missing = "fast version" if tokenizer is None else "end token (eos_token)"

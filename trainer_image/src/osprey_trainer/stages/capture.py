@@ -121,7 +121,10 @@ class _Capture:
         self._dialogues = self._tokens = 0
 
     def run(self, rounds: Sequence[Sequence[int]]) -> None:
-        """Computes them. Every rank calls it; after each round all of them agree to go on, or stop together."""
+        """Computes them. Every rank calls it; after each round all of them agree to go on, or stop together.
+
+        So when it returns, the shards of all ranks are uploaded, and rank 0 may publish.
+        """
         ctx = self._ctx
         group = ctx.rank // self._sharers
         ctx.progress.begin(sum(len(self._shards[number]) for numbers in rounds for number in numbers))
@@ -138,7 +141,6 @@ class _Capture:
                 raise stopped()
             self._dialogues += sum(len(self._shards[number]) for number in numbers)
             self._tokens += sum(len(dialogue) for number in numbers for dialogue in self._shards[number])
-        dist.barrier()  # rank 0 publishes what all have captured
 
     def _shard(self, number: int, *, others: int) -> int:
         """Computes and uploads one shard, and returns in how many batches. others: shards of this round."""
