@@ -16,10 +16,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
+from transformers import AutoTokenizer
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
-from osprey_trainer.data.tokenizer import load_tokenizer
 
 # Markers of chat templates, by what they do. A marker's role counts before bos, eos and pad: `<|im_start|>` is
 # some models' bos, but what it does is to open a turn.
@@ -30,6 +30,22 @@ _CHAT_MARKERS = {
 }
 _NAMED_ROLES = ("eos", "bos", "pad", "unk")
 _STAND_INS = {"turn_end": "eos"}  # a base model ends its only turn so
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Returns the transformers tokenizer of a local model folder.
+
+    Raises:
+        StageError: UNSUPPORTED_MODEL if there is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise StageError(
+            FailureReason.UNSUPPORTED_MODEL,
+            f"{folder.name} has no tokenizer that transformers can read ({error}): put the tokenizer.json of its "
+            "model beside its weights.",
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
+from osprey_trainer.vocabulary import load_tokenizer
 
 _COMPANIONS = (
     "tokenizer.json",
@@ -32,22 +31,6 @@ def copy_companions(source: Path, destination: Path) -> None:
     for name in _COMPANIONS:
         if (source / name).exists():
             shutil.copyfile(source / name, destination / name)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Returns the transformers tokenizer of a local model folder.
-
-    Raises:
-        StageError: UNSUPPORTED_MODEL if there is none.
-    """
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise StageError(
-            FailureReason.UNSUPPORTED_MODEL,
-            f"{folder.name} has no tokenizer that transformers can read ({error}): put the tokenizer.json of its "
-            "model beside its weights.",
-        ) from error
 
 
 @dataclass(frozen=True)
