@@ -6,6 +6,8 @@ SOURCES := crds runtime operator trainer_image serving_image dev tests
 PACKAGES := crds/src runtime/src operator/src trainer_image/src serving_image/src dev
 CHART := charts/osprey-operator
 T ?= tests
+N ?= 2
+TOGETHER := -n $(N) --dist loadgroup --no-loadscope-reorder
 
 LOCK := uv pip compile --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-header --quiet
 IMAGE_LOCK := $(LOCK) --constraint requirements/dev.lock --override requirements/own-packages.txt
@@ -26,8 +28,8 @@ demo: setup ## From nothing to a measured drafter (KEEP=1: leave the cluster up)
 demo-down: ## Take down what KEEP=1 left up
 	@$(VENV)/python -m dev.demo --down
 
-test: setup ## Test everything but the long ones (T=PATHS: a part)
-	$(VENV)/python -m pytest -m "not long" --durations=15 $(T)
+test: setup ## Test everything but the long ones (T=PATHS: a part; N=1: one at a time)
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not long" $(TOGETHER) --durations=15 $(T)
 
 test-long: setup ## The tests that take minutes to hours (T=PATHS: a part)
 	$(VENV)/python -m pytest -m long --timeout=0 --durations=15 $(T)

@@ -5,10 +5,12 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dev.cluster.cluster import Cluster, names
@@ -52,25 +54,54 @@ class S3:
 
 def pytest_configure():
     """Let a termination signal end the session like Ctrl-C does: with everything taken down."""
+
+    def interrupt(number, frame):
+        # Once: Ctrl-C reaches every worker by itself and again from the session that they belong to.
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        signal.default_int_handler(number, frame)
+
     for number in (signal.SIGINT, signal.SIGTERM):  # a script's background jobs ignore the first
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, interrupt)
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session, exitstatus):
+    """Let the workers of an interrupted session take down what they started; xdist would end them in 15 s."""
+    interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+    if interrupted and session.config.pluginmanager.has_plugin("dsession"):
+        workers = psutil.Process().children()
+        for worker in workers:
+            worker.send_signal(signal.SIGINT)
+        psutil.wait_procs(workers, timeout=120)
+    result = yield  # what was started is taken down
+    if interrupted and hasattr(session.config, "workerinput"):
+        os._exit(exitstatus)  # else it would wait for the session, which waits for it
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the names
+def pytest_collection_modifyitems(config, items):
     """Run the quick ones first: tests on their own, then those with a server, those with a node, end to end.
 
-    The last install an operator that looks after the whole cluster for the rest of the session.
+    The last install an operator that looks after the whole cluster for the rest of the session. Of several workers
+    one has all tests with a node and one all with the API server, so that each cluster is there once; these begin,
+    since they take longest. The rest go by their modules, which share fixtures.
     """
 
-    def cost(item):
+    def kind(item):
         needs = set(item.fixturenames)
         if "installation" in needs:
             return 3
         if "node_cluster" in needs or item.get_closest_marker("node"):
             return 2
-        return int(bool(needs & {"api_cluster", "s3"}) or item.get_closest_marker("cluster") is not None)
+        return int("api_cluster" in needs or item.get_closest_marker("cluster") is not None)
 
-    items.sort(key=cost)
+    items.sort(key=kind)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group((str(item.path), "api", "node", "node")[kind(item)]))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -min(kind(item), 2))
 
 
 @pytest.fixture(scope="session")
@@ -98,14 +129,21 @@ def node_cluster(own_name) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def s3(own_name, request) -> Iterator[S3]:
-    """A real S3 server, SeaweedFS.
+def s3(own_name) -> Iterator[S3]:
+    """A real S3 server, SeaweedFS, on loopback."""
+    with _s3_server(own_name("s3"), "127.0.0.1") as server:
+        yield server
 
-    Pods reach it if any test of the session uses `node_cluster`; otherwise it listens on loopback alone.
-    """
-    pods = any("node_cluster" in item.fixturenames for item in request.session.items)
-    address = request.getfixturevalue("node_cluster").host_address if pods else "127.0.0.1"
-    name = own_name("s3")
+
+@pytest.fixture(scope="session")
+def pod_s3(own_name, node_cluster) -> Iterator[S3]:
+    """The same where the pods of `node_cluster` reach it."""
+    with _s3_server(own_name("pod-s3"), node_cluster.host_address) as server:
+        yield server
+
+
+@contextmanager
+def _s3_server(name: str, address: str) -> Iterator[S3]:
     try:
         with S3Server(state_home() / name, address) as server:
             yield S3(server.endpoint, server.access_key, server.secret_key, REGION)

@@ -140,9 +140,10 @@ def test_a_pod_reaches_a_server_of_this_machine(node_cluster, namespace, server_
     assert message.startswith("hello 10.")  # and its own address is seen
 
 
-def test_a_pod_reaches_s3(node_cluster, namespace, s3, bucket):
-    s3.client().put_object(Bucket=bucket, Key="k", Body=b"v")
-    url = s3.client().generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"})
+def test_a_pod_reaches_s3(node_cluster, namespace, pod_s3):
+    bucket = pod_s3.make_bucket("for-a-pod")
+    pod_s3.client().put_object(Bucket=bucket, Key="k", Body=b"v")
+    url = pod_s3.client().generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"})
     program = f"import urllib.request as u; s = u.urlopen({url!r}, timeout=10).read();"
 
     name = namespace(node_cluster, volumes={})

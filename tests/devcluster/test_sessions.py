@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,8 +31,8 @@ def session(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     running = []
 
-    def start(test):
-        words = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", f"test_it.py::{test}"]
+    def start(test, workers=0):
+        words = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", f"-n{workers}", f"test_it.py::{test}"]
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}  # noqa: TID251
         running.append(subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL))
         return running[-1]
@@ -47,16 +48,34 @@ def left_by(pid):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
-def test_an_interrupted_session_leaves_nothing(session, tmp_path, how):
-    one = session("test_hangs")
-    processes.wait("the test", (tmp_path / "ready").exists, 60, tmp_path / "none.log")
-    assert left_by(one.pid) == [f"test-{one.pid}-s3"]
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_interrupted_session_leaves_nothing(session, tmp_path, how, workers):
+    one = session("test_hangs", workers)
+    ready = tmp_path / "ready"
+    processes.wait("the test", lambda: ready.exists() and ready.read_text(), 60, tmp_path / "none.log")
+    owner = int(ready.read_text())  # the worker, if there is one
+    assert (owner == one.pid) == (workers == 0)
+    assert left_by(owner) == [f"test-{owner}-s3"]
 
     one.send_signal(how)
     one.wait(timeout=60)
 
     assert one.returncode != 0
-    assert left_by(one.pid) == []
+    assert left_by(owner) == []
+    assert not Path(f"/proc/{owner}").exists()
+
+
+def test_ctrl_c_which_reaches_all_processes_leaves_nothing(session, tmp_path):
+    one = session("test_hangs", workers=1)
+    ready = tmp_path / "ready"
+    processes.wait("the test", lambda: ready.exists() and ready.read_text(), 60, tmp_path / "none.log")
+    owner = int(ready.read_text())
+
+    for pid in (owner, one.pid):
+        os.kill(pid, signal.SIGINT)
+    one.wait(timeout=60)
+
+    assert left_by(owner) == []
 
 
 def test_a_failing_session_leaves_nothing(session):

@@ -35,10 +35,10 @@ def tiny(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def installation(node_cluster, s3):
+def installation(node_cluster, pod_s3):
     """The operator, with short delays, and S3 as the default storage."""
-    s3.make_bucket(BUCKET)
-    keys = Keys(f"s3://{BUCKET}/artifacts", s3.endpoint, s3.region, s3.access_key, s3.secret_key)
+    pod_s3.make_bucket(BUCKET)
+    keys = Keys(f"s3://{BUCKET}/artifacts", pod_s3.endpoint, pod_s3.region, pod_s3.access_key, pod_s3.secret_key)
     installed = Installation(node_cluster, "osprey-system", keys)
     installed.up({"pollSeconds": 1, "retryBaseSeconds": 4, "retryMaxSeconds": 10, "resyncSeconds": 20})
     return installed
@@ -200,9 +200,9 @@ class Tenant:
 
 
 @pytest.fixture(scope="module")
-def tenant(installation, s3, tiny, request):
+def tenant(installation, pod_s3, tiny, request):
     """A tenant of a module's own, gone afterwards."""
     name = f"e2e-{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:8]}"
     installation.prepare(name, {"models": tiny[1]})
-    yield Tenant(installation, name, s3, tiny[1])
+    yield Tenant(installation, name, pod_s3, tiny[1])
     installation.forget(name)

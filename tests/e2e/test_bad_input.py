@@ -42,40 +42,40 @@ def test_a_missing_file_and_a_missing_model(tenant, prompts):
     recovers(tenant, "model")
 
 
-def test_a_missing_bucket(tenant, prompts, s3):
-    storage = {"uri": "s3://not-yet-there/x", "endpoint": s3.endpoint, "region": s3.region, "credentialsSecret": "s3"}
+def test_a_missing_bucket(tenant, prompts, pod_s3):
+    storage = {"uri": "s3://not-yet-there/x", "endpoint": pod_s3.endpoint, "region": pod_s3.region, "credentialsSecret": "s3"}
     tenant.apply(tenant.drafter("bucket", {"counting": tenant.put("bucket", prompts)}, storage=storage))
     assert "not-yet-there" in tenant.until_reason(OD, "bucket", "Resolved", "StorageNotFound")
-    s3.make_bucket("not-yet-there")
+    pod_s3.make_bucket("not-yet-there")
     recovers(tenant, "bucket")
 
 
-def test_wrong_keys(tenant, prompts, s3):
-    tenant.kubectl.secret(tenant.namespace, "keys", s3.access_key, "wrong")
+def test_wrong_keys(tenant, prompts, pod_s3):
+    tenant.kubectl.secret(tenant.namespace, "keys", pod_s3.access_key, "wrong")
     storage = {
         "uri": tenant.uri("artifacts"),
-        "endpoint": s3.endpoint,
-        "region": s3.region,
+        "endpoint": pod_s3.endpoint,
+        "region": pod_s3.region,
         "credentialsSecret": "keys",
     }
     tenant.apply(tenant.drafter("keys", {"counting": tenant.put("keys", prompts)}, storage=storage))
     message = tenant.until_reason(OD, "keys", "Resolved", "StorageAccessDenied")
     assert "AWS_SECRET_ACCESS_KEY" in message
     assert "wrong" not in message.split()
-    tenant.kubectl.secret(tenant.namespace, "keys", s3.access_key, s3.secret_key)
+    tenant.kubectl.secret(tenant.namespace, "keys", pod_s3.access_key, pod_s3.secret_key)
     recovers(tenant, "keys")
 
 
-def test_a_missing_secret(tenant, prompts, s3):
+def test_a_missing_secret(tenant, prompts, pod_s3):
     storage = {
         "uri": tenant.uri("artifacts"),
-        "endpoint": s3.endpoint,
-        "region": s3.region,
+        "endpoint": pod_s3.endpoint,
+        "region": pod_s3.region,
         "credentialsSecret": "none",
     }
     tenant.apply(tenant.drafter("secret", {"counting": tenant.put("secret", prompts)}, storage=storage))
     assert "none" in tenant.until_reason(OD, "secret", "Resolved", "SecretNotFound")
-    tenant.kubectl.secret(tenant.namespace, "none", s3.access_key, s3.secret_key)
+    tenant.kubectl.secret(tenant.namespace, "none", pod_s3.access_key, pod_s3.secret_key)
     recovers(tenant, "secret")
 
 

@@ -124,7 +124,7 @@ def test_both_drafters_learned_from_the_same_states(finished):
     assert sum("-capture-" in name for name in jobs) == 1
 
 
-def test_the_result_is_that_of_an_undisturbed_run(finished, s3, tmp_path):
+def test_the_result_is_that_of_an_undisturbed_run(finished, pod_s3, tmp_path):
     # The same task, run by hand without a kill: the drafters' weights are equal to the last bit.
     tenant, *_ = finished
     stage = tenant.stage(OD, NAME, "distil")
@@ -136,8 +136,8 @@ def test_the_result_is_that_of_an_undisturbed_run(finished, s3, tmp_path):
     environment = os.environ | {  # noqa: TID251 - of a child
         TASK_VARIABLE: json.dumps(task),
         ATTEMPT_VARIABLE: "by-hand",
-        "AWS_ACCESS_KEY_ID": s3.access_key,
-        "AWS_SECRET_ACCESS_KEY": s3.secret_key,
+        "AWS_ACCESS_KEY_ID": pod_s3.access_key,
+        "AWS_SECRET_ACCESS_KEY": pod_s3.secret_key,
         "OSPREY_CLAIMS_ROOT": str(tenant.models.parent),
         "OSPREY_TERMINATION_LOG": str(log),
         "OSPREY_METRICS_PORT": "0",
@@ -150,16 +150,16 @@ def test_the_result_is_that_of_an_undisturbed_run(finished, s3, tmp_path):
 
     def weights(uri):
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-        body = s3.client().get_object(Bucket=bucket, Key=f"{prefix}/manifest.json")["Body"].read()
+        body = pod_s3.client().get_object(Bucket=bucket, Key=f"{prefix}/manifest.json")["Body"].read()
         return next(file["sha256"] for file in json.loads(body)["files"] if file["path"] == "model.safetensors")
 
     assert weights(undisturbed.uri) == weights(stage["artifact"]["uri"])
 
 
-def test_the_server_drafts_as_the_trainer_simulated(finished, s3, tmp_path, monkeypatch):
+def test_the_server_drafts_as_the_trainer_simulated(finished, pod_s3, tmp_path, monkeypatch):
     tenant, *_ = finished
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", pod_s3.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", pod_s3.secret_key)
     keys = tenant.installation.storage
     storage = StorageLocation(uri=keys.uri, endpoint=keys.endpoint, region=keys.region)
     for name in (NAME, "scratch"):

@@ -368,6 +368,17 @@ def test_a_pod_that_does_not_start_says_why_and_recovers(status, reason, words):
     assert world.condition("Ready")["reason"] == "Running"
 
 
+def test_a_missing_backbone_is_told_before_a_missing_node():
+    world = drafter()
+    world.observed = Observed(backbone=None)
+    world.settle()
+    world.succeed("resolve")
+    world.pod("regenerate", phase="Pending", **unscheduled("no nodes available to schedule pods"))
+    world.settle()
+    assert world.stage("regenerate")["reason"] == "Unschedulable"
+    assert world.condition("Ready")["reason"] == "BackboneNotFound"
+
+
 def test_a_volume_whose_secret_is_missing_is_read_from_events():
     world = distilling()
     pod = world.pod("distil", phase="Pending")

@@ -67,7 +67,10 @@ class Activity:
 
 
 def activity(stages: Mapping[StageName, StageStatus]) -> Activity | None:
-    """Say what goes on: first what failed, then what waits, then what runs; None: nothing does."""
+    """Say what goes on: first what failed, then what waits, then what runs; None: nothing does.
+
+    What is missing in a spec comes before what the cluster lacks: a node may come by itself, a backbone never does.
+    """
     running = [entry for entry in stages.values() if entry.state is StageState.RUNNING]
     for entry in stages.values():
         if entry.state in {StageState.FAILED, StageState.RETRYING}:
@@ -76,9 +79,10 @@ def activity(stages: Mapping[StageName, StageStatus]) -> Activity | None:
             return Activity(
                 again is not None or bool(running), entry.reason, f"{entry.name} failed: {entry.message}{when}"
             )
-    for entry in stages.values():
-        if entry.state is StageState.PENDING and entry.reason in URGENT:
-            return Activity(True, entry.reason, f"{entry.name} waits: {entry.message}")
+    for urgent in (NO_BACKBONE, FAILURES):
+        for entry in stages.values():
+            if entry.state is StageState.PENDING and entry.reason in urgent:
+                return Activity(True, entry.reason, f"{entry.name} waits: {entry.message}")
     if running:
         return Activity(True, ConditionReason.RUNNING, ", ".join(_progress(entry) for entry in running))
     for entry in stages.values():
@@ -96,8 +100,8 @@ _WAITS: Mapping[str, str] = {
     ConditionReason.WAITING_FOR_SHARED_STAGE: "runs for another resource",
 }
 FAILURES = frozenset(reason.value for reason in FailureReason)
-URGENT = FAILURES | {ConditionReason.BACKBONE_NOT_FOUND.value, ConditionReason.BACKBONE_FAILED.value}
-"""Reasons to wait that somebody has to do something about."""
+NO_BACKBONE = frozenset({ConditionReason.BACKBONE_NOT_FOUND.value, ConditionReason.BACKBONE_FAILED.value})
+"""With the failures, the reasons to wait that somebody has to do something about."""
 
 
 def _progress(entry: StageStatus) -> str:
