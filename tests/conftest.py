@@ -99,9 +99,17 @@ def pytest_collection_modifyitems(config, items):
 
     items.sort(key=kind)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group((str(item.path), "api", "node", "node")[kind(item)]))
+        module = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group((module, "api", "node", "node")[kind(item)]))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -min(kind(item), 2))
+
+
+def pytest_collection_finish(session):
+    """Stop where groups have no effect: a cluster for every worker would slow all down, and nothing would say so."""
+    grouped = getattr(session.config.option, "loadgroup", False)
+    if grouped and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("this pytest-xdist cannot group tests with this pytest: install requirements/dev.lock")
 
 
 @pytest.fixture(scope="session")

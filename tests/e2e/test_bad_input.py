@@ -43,7 +43,12 @@ def test_a_missing_file_and_a_missing_model(tenant, prompts):
 
 
 def test_a_missing_bucket(tenant, prompts, pod_s3):
-    storage = {"uri": "s3://not-yet-there/x", "endpoint": pod_s3.endpoint, "region": pod_s3.region, "credentialsSecret": "s3"}
+    storage = {
+        "uri": "s3://not-yet-there/x",
+        "endpoint": pod_s3.endpoint,
+        "region": pod_s3.region,
+        "credentialsSecret": "s3",
+    }
     tenant.apply(tenant.drafter("bucket", {"counting": tenant.put("bucket", prompts)}, storage=storage))
     assert "not-yet-there" in tenant.until_reason(OD, "bucket", "Resolved", "StorageNotFound")
     pod_s3.make_bucket("not-yet-there")
