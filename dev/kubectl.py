@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dev.cluster.binaries import bin_folders
+
 
 class CommandError(RuntimeError):
     """kubectl or Helm refused; the message is its own."""
@@ -25,8 +27,10 @@ class Kubectl:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of a command."""
-        return {**os.environ, **self.variables}  # noqa: TID251 - kubectl and Helm want HOME and the like
+        """The variables of a command. Where a machine has no kubectl or Helm, those of `make setup` are found."""
+        variables = {**os.environ, **self.variables}  # noqa: TID251 - kubectl and Helm want HOME and the like
+        folders = [variables.get("PATH", os.defpath), *map(str, bin_folders())]
+        return {**variables, "PATH": os.pathsep.join(folders)}
 
     def run(self, *words: str | Path, text: str | None = None) -> str:
         """Run a command with `text` on its standard input and return what it prints.
