@@ -47,7 +47,7 @@ def write_drafter(folder, config, tensors):
     return folder
 
 
-def make_drafter(target, *, osprey, layers, seed, architecture="LlamaForCausalLMEagle3", scale=0.05):
+def make_drafter(target, *, osprey, layers, seed, body="llama", scale=0.05):
     """Config and tensors, with the target's own embedding and head, so that drafts are often right."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -82,8 +82,12 @@ def make_drafter(target, *, osprey, layers, seed, architecture="LlamaForCausalLM
                 "mlp.gate_proj": random(MLP, H), "mlp.up_proj": random(MLP, H), "mlp.down_proj": random(H, MLP),
             }.items()
         }  # fmt: skip
-        if architecture.startswith("Qwen3"):
+        if body == "qwen3":
             tensors |= {f"{block}.self_attn.{name}.weight": norm(D) for name in ("q_norm", "k_norm")}
+        if body == "qwen2":
+            # As large as what the weights give, so that none of the three can be lost unseen.
+            sizes = {"q_proj": HEADS * D, "k_proj": KEY_HEADS * D, "v_proj": KEY_HEADS * D}
+            tensors |= {f"{block}.self_attn.{name}.bias": random(size) * 40 for name, size in sizes.items()}
     if not osprey:
         # The stream starts as the context, so a right draft needs the embedding through the attention: each
         # token attends to itself, and its normed embedding takes the context's place in the stream.
@@ -95,7 +99,8 @@ def make_drafter(target, *, osprey, layers, seed, architecture="LlamaForCausalLM
             "midlayer.self_attn.o_proj.weight": eye * 10,
         }
     config = {
-        "architectures": [architecture], "model_type": "qwen3" if architecture.startswith("Qwen3") else "llama",
+        "architectures": ["Qwen3ForCausalLMEagle3" if body == "qwen3" else "LlamaForCausalLMEagle3"],
+        "model_type": body,
         "hidden_size": H, "intermediate_size": MLP, "num_hidden_layers": layers, "num_attention_heads": HEADS,
         "num_key_value_heads": key_heads, "head_dim": D, "vocab_size": V, "draft_vocab_size": DRAFT_V,
         "target_hidden_size": H, "max_position_embeddings": 2048, "rms_norm_eps": EPS, "hidden_act": "silu",
@@ -123,7 +128,8 @@ def tiny(tmp_path_factory):
         "osprey": {"osprey": True, "layers": 2, "seed": 1},
         "worse": {"osprey": True, "layers": 2, "seed": 2, "scale": 0.1},
         "eagle3": {"osprey": False, "layers": 1, "seed": 3},
-        "qwen3": {"osprey": True, "layers": 2, "seed": 4, "architecture": "Qwen3ForCausalLMEagle3"},
+        "qwen3": {"osprey": True, "layers": 2, "seed": 4, "body": "qwen3"},
+        "qwen2": {"osprey": True, "layers": 2, "seed": 6, "body": "qwen2"},
     }.items():
         config, tensors = make_drafter(model, **options)
         folder = write_drafter(root / name, config, tensors)

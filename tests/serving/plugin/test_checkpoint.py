@@ -11,7 +11,7 @@ def drafter(tiny):
     return tiny.drafters["osprey"]
 
 
-@pytest.mark.parametrize("name", ["osprey", "worse", "qwen3"])
+@pytest.mark.parametrize("name", ["osprey", "worse", "qwen2", "qwen3"])
 def test_a_good_drafter_passes(tiny, name):
     drafter = tiny.drafters[name]
     assert checkpoint.check(drafter.folder) == drafter.config

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -62,7 +63,7 @@ class SlowDrafter:
 
     def heads(self, x, name, norm):
         D = self.config["head_dim"]
-        x = linear(x, self.t[f"{name}_proj.weight"])
+        x = linear(x, self.t[f"{name}_proj.weight"], self.t.get(f"{name}_proj.bias"))
         x = x.view(x.shape[0], -1, D).transpose(0, 1)
         return self.norm(x, f"{name}_norm") if norm else x
 
@@ -181,9 +182,23 @@ def test_eagle3_is_sglangs_own_and_a_swap_leaves_the_targets_embedding_alone(tin
         assert [ids for ids, _ in generate(server, tiny.prompts)] == greedy
 
 
-def test_qwen3_body_drafts_as_computed_slowly(tiny, greedy, steps, sglang_server):
-    with sglang_server(tiny.folder, tiny.drafters["qwen3"].folder) as server:
-        assert generate(server, tiny.prompts) == list(zip(greedy, steps("qwen3"), strict=True))
+@pytest.mark.parametrize("body", ["qwen2", "qwen3"])
+def test_other_bodies_draft_as_computed_slowly(tiny, greedy, steps, sglang_server, body):
+    with sglang_server(tiny.folder, tiny.drafters[body].folder) as server:
+        assert generate(server, tiny.prompts) == list(zip(greedy, steps(body), strict=True))
+
+
+@pytest.mark.parametrize("lost", ["q", "k", "v"])
+def test_a_lost_bias_changes_the_verify_steps(tiny, greedy, steps, lost):
+    """Without this, the test above could not tell a bias that is read from one that is not."""
+    whole = tiny.drafters["qwen2"]
+    tensors = {
+        name: torch.zeros_like(tensor) if name.endswith(f"{lost}_proj.bias") else tensor
+        for name, tensor in whole.tensors.items()
+    }
+    slow = SlowDrafter(SimpleNamespace(config=whole.config, tensors=tensors))
+    without = [slow.verify_steps(tiny.model, *pair) for pair in zip(tiny.prompts, greedy, strict=True)]
+    assert without != steps("qwen2")
 
 
 def test_wrong_checkpoint_ends_the_server_with_64_and_a_sentence(tiny, sglang_server, server_did_not_start):
