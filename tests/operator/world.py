@@ -16,6 +16,7 @@ from osprey_api.naming import (
     LABEL_STAGE,
 )
 from osprey_api.stages import (
+    AdoptResult,
     ArtifactRef,
     BaselineResult,
     CaptureResult,
@@ -114,6 +115,7 @@ def result_of(task: StageTask) -> Any:
                     prompts=10, answer_tokens=100, cut_at_limit=0, skipped=0, tokens_per_second=9
                 ),
                 StageName.CAPTURE: CaptureResult(dialogues=10, tokens=200, size_bytes=9),
+                StageName.ADOPT: AdoptResult(parameters=7, layers=2, draft_vocab_size=9),
                 StageName.CONVERT: ConvertResult(
                     parameters=7, rows_copied=1, rows_composed=1, rows_left=0, coverage=0.9
                 ),

@@ -78,8 +78,8 @@ class ImportedArtifact(ApiModel):
 
     uri: Annotated[str, _s3_uri("/.+", max_length=1024)] = Field(
         description="Folder of the artifact, s3://BUCKET/PREFIX: the one with the manifest.json that Osprey wrote, or "
-        "with the config.json, the tokenizer and the weights of a published model. It is read with the endpoint and "
-        "the keys of the drafter's storage."
+        "with the config.json, the weights and, of a backbone, the tokenizer of a published model. It is read with the "
+        "endpoint and the keys of the drafter's storage."
     )
     digest: Digest = Field(
         description="Digest of its files, as status.artifact.digest of its maker shows it; it is checked. Where it is "

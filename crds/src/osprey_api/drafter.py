@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 
 from osprey_api.base import ApiModel, Name, StatusModel, SubdomainName
 from osprey_api.common import (
+    ImportedArtifact,
     MaxDropped,
     ModelSource,
     PodTemplate,
@@ -248,7 +249,11 @@ class OspreyDrafterSpec(ResourceSpec):
         json_schema_extra={
             "x-kubernetes-validations": [
                 {
-                    "rule": "self.data.exists(d, d.use != 'Evaluate')",
+                    "rule": "!has(self.__import__) || !has(self.backbone)",
+                    "message": "an imported drafter is finished: remove backbone, or remove import to train one",
+                },
+                {
+                    "rule": "has(self.__import__) || self.data.exists(d, d.use != 'Evaluate')",
                     "message": "no data source trains: set use of at least one to Train or TrainAndEvaluate",
                 },
                 {
@@ -266,7 +271,8 @@ class OspreyDrafterSpec(ResourceSpec):
                     "message": "target.uri cannot change: create another OspreyDrafter for another model",
                 },
                 {
-                    "rule": "has(self.backbone) == has(oldSelf.backbone)",
+                    "rule": "has(self.__import__) || has(oldSelf.__import__) || "
+                    "has(self.backbone) == has(oldSelf.backbone)",
                     "message": "a drafter cannot change between Osprey and EAGLE-3: "
                     "create another OspreyDrafter with, or without, a backbone",
                 },
@@ -296,7 +302,13 @@ class OspreyDrafterSpec(ResourceSpec):
     backbone: SubdomainName | None = Field(
         default=None,
         description="OspreyBackbone of this namespace, in a storage with the same endpoint, that the keys of this one "
-        "can read; unset: an EAGLE-3 drafter from scratch, the baseline.",
+        "can read; unset: an EAGLE-3 drafter from scratch, the baseline, unless one is imported.",
+    )
+    import_: ImportedArtifact | None = Field(
+        default=None,
+        alias="import",
+        description="A finished drafter of this target, in place of training one: regeneration and distillation are "
+        "left out, and it is evaluated, judged and served like a trained one.",
     )
     data: Annotated[tuple[PromptData, ...], Field(min_length=1, max_length=8)] = Field(
         description="Prompts, a source per domain.",

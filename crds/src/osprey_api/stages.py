@@ -34,6 +34,7 @@ class StageName(StrEnum):
     PRETRAIN = "pretrain"
     REGENERATE = "regenerate"
     CAPTURE = "capture"
+    ADOPT = "adopt"
     CONVERT = "convert"
     DISTIL = "distil"
     BASELINE = "baseline"
@@ -228,6 +229,13 @@ class ConvertConfig(ApiModel):
     seed: int
 
 
+class AdoptConfig(ApiModel):
+    """A finished drafter that is imported, in place of stages 3 and 4: held against its target, and taken over."""
+
+    stage: Literal[StageName.ADOPT] = StageName.ADOPT
+    target: Pinned
+
+
 class DistilConfig(ApiModel):
     """Stage 4: the training-time-test unroll against the frozen target on its own answers."""
 
@@ -288,6 +296,7 @@ StageConfig = Annotated[
     | PretrainConfig
     | RegenerateConfig
     | CaptureConfig
+    | AdoptConfig
     | ConvertConfig
     | DistilConfig
     | BaselineConfig
@@ -305,7 +314,7 @@ class InputRole(StrEnum):
     ANSWERS = "answers"
     STATES = "states"
     DRAFTER = "drafter"
-    """To distil: the initial drafter. To evaluate: the finished one."""
+    """To distil: the initial drafter. To evaluate: the finished one. To adopt: the imported one."""
     BASELINE = "baseline"
 
 
@@ -472,6 +481,17 @@ class CaptureResult(StatusModel):
     """Of all states: every epoch of a drafter reads as much."""
 
 
+class AdoptResult(StatusModel):
+    """What was imported."""
+
+    stage: Literal[StageName.ADOPT] = StageName.ADOPT
+    parameters: int
+    layers: int
+    """Decoder blocks."""
+    draft_vocab_size: int
+    """Tokens of the target that it can propose."""
+
+
 class ConvertResult(StatusModel):
     """How the drafter's vocabulary came to be."""
 
@@ -543,6 +563,7 @@ StageResult = Annotated[
     | PretrainResult
     | RegenerateResult
     | CaptureResult
+    | AdoptResult
     | ConvertResult
     | DistilResult
     | BaselineResult

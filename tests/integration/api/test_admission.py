@@ -97,6 +97,7 @@ def test_a_part_that_is_given_keeps_the_defaults_of_its_other_fields(apply):
 TRAINED = changed(BACKBONE, "pretraining", {"data": [{"uri": "s3://x-y/t.jsonl"}], "emaDecay": 0.99})
 AVERAGED = changed(DRAFTER, "distillation.emaDecay", 0.99)
 IMPORTED = changed(changed(BACKBONE, "source", None), "import", {"uri": "s3://x-y/b", "digest": f"sha256:{'0' * 64}"})
+OF_ANOTHER = changed(DRAFTER, "import", {"uri": "s3://x-y/d", "digest": f"sha256:{'0' * 64}"})
 REFUSED = [
     (DRAFTER, "target.uri", "Qwen/Qwen3-8B", "write hf://OWNER/NAME, s3://BUCKET/PATH or pvc://CLAIM/PATH"),
     (DRAFTER, "target", None, "spec.target: Required value"),
@@ -117,6 +118,10 @@ REFUSED = [
     (DRAFTER, "distillation.epochs", "three", "must be of type integer"),
     (DRAFTER, "job.stages", {"destil": {"deadlineSeconds": 60}}, "the stages are resolve, prune"),
     (DRAFTER, "evaluation.gate.minAcceptanceLength", 0.5, "greater than or equal to 1"),
+    (OF_ANOTHER, "backbone", "b", "an imported drafter is finished: remove backbone, or remove import to train one"),
+    (OF_ANOTHER, "import.digest", "latest", "spec.import.digest"),
+    (OF_ANOTHER, "import.uri", "hf://org/drafter", "write s3://BUCKET/PREFIX"),
+    (OF_ANOTHER, "data.0.use", "Train", "set use of at least one to Evaluate or TrainAndEvaluate"),
     (IMPORTED, "layers", 4, "an imported backbone has the blocks that it was made with: remove layers"),
     (BACKBONE, "source", None, "set source (a language model to prune) or import (a finished backbone)"),
     (BACKBONE, "import", {"uri": "s3://x-y/z", "digest": "sha256:" + "0" * 64}, "and not both"),
@@ -185,6 +190,13 @@ def test_an_imported_backbone_is_finished(apply):
     assert "remove pretraining" in apply(imported).stderr
     del imported["spec"]["pretraining"]
     assert apply(imported).returncode == 0
+
+
+def test_an_imported_drafter_needs_no_prompts_to_train_on_and_may_take_turns_with_a_trained_one(apply):
+    assert apply(changed(OF_ANOTHER, "data.0.use", "Evaluate")).returncode == 0
+    for resource in (changed(DRAFTER, "backbone", "b"), OF_ANOTHER, DRAFTER):
+        applied = apply(resource)
+        assert applied.returncode == 0, applied.stderr
 
 
 def test_what_must_not_change_does_not(apply):

@@ -43,6 +43,7 @@ STAGES = {
     StageName.TOKENIZE: _stage(StageName.TOKENIZE),
     StageName.PRETRAIN: _stage(StageName.PRETRAIN, distributed=True),
     StageName.CAPTURE: _stage(StageName.CAPTURE, distributed=True),
+    StageName.ADOPT: _stage(StageName.ADOPT),
     StageName.CONVERT: _stage(StageName.CONVERT),
     StageName.DISTIL: _stage(StageName.DISTIL, distributed=True, remote=frozenset({InputRole.STATES})),
 }

@@ -27,6 +27,7 @@ from osprey_api.stages import (
     GRACE_PERIOD_VARIABLE,
     SERVER_URL_VARIABLE,
     TASK_VARIABLE,
+    AdoptConfig,
     BaselineConfig,
     CaptureConfig,
     ConvertConfig,
@@ -244,7 +245,7 @@ def _sources(config: StageConfig) -> list[str]:
             return [config.tokenizer.uri, *(data.source.uri for data in config.data)]
         case PretrainConfig():
             return []
-        case CaptureConfig() | ConvertConfig() | DistilConfig():
+        case CaptureConfig() | AdoptConfig() | ConvertConfig() | DistilConfig():
             return [config.target.uri]
         case RegenerateConfig() | BaselineConfig() | EvaluateConfig():
             return [config.target.uri, *(prompt.source.uri for prompt in config.prompts)]

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from pydantic import ValidationError
 
 from osprey_api.backbone import KIND as BACKBONE
-from osprey_api.common import Storage
+from osprey_api.common import ImportedArtifact, Storage
 from osprey_api.conditions import ConditionReason, ConditionType
 from osprey_api.drafter import (
     AcceptanceStatus,
@@ -80,13 +80,19 @@ def plan_drafter(resource: KubernetesObject, observed: Observed, now: datetime, 
         settings=settings,
     )
     resolved = pipeline.resolve(stages.resolve_drafter(resource, owner, spec), status.resolved)
-    training = _run(pipeline, spec, resolved, observed, settings)
+    if spec.import_ is None:
+        training = _run(pipeline, spec, resolved, observed, settings)
+    else:
+        training = _adopt(pipeline, spec, spec.import_, resolved, settings)
     pipeline.finish()
 
     conditions = Conditions(status.conditions, owner.generation, now)
     set_suspended(conditions, suspended=spec.suspend)
     set_resolved(conditions, pipeline.statuses[StageName.RESOLVE], known=resolved is not None)
-    _set_stage(conditions, ConditionType.TRAINED, pipeline.statuses[StageName.DISTIL])
+    if spec.import_ is None:
+        _set_stage(conditions, ConditionType.TRAINED, pipeline.statuses[StageName.DISTIL])
+    else:
+        _set_stage(conditions, ConditionType.TRAINED, pipeline.statuses[StageName.ADOPT], ConditionReason.IMPORTED)
     _set_stage(conditions, ConditionType.EVALUATED, pipeline.statuses[StageName.EVALUATE])
     verdict = _judged(spec, status, training, pipeline.statuses[StageName.EVALUATE])
     _set_gate(conditions, status, verdict, pipeline.statuses[StageName.EVALUATE])
@@ -186,6 +192,35 @@ def _run(
     if states is not None:
         taught[InputRole.STATES] = states
     drafter = pipeline.run(stages.distil(spec, resolved), taught)
+    return _evaluate(pipeline, spec, resolved, settings, drafter=drafter, baseline=baseline)
+
+
+def _adopt(
+    pipeline: Pipeline,
+    spec: OspreyDrafterSpec,
+    imported: ImportedArtifact,
+    resolved: Resolved | None,
+    settings: Settings,
+) -> Training:
+    """Move on the stages of a drafter that is imported in place of trained."""
+    if resolved is None:
+        pipeline.keep(StageName.ADOPT, StageName.EVALUATE, StageName.BASELINE)
+        return Training(None, None)
+    baseline = pipeline.run(stages.baseline(spec, resolved, settings))
+    finished = ArtifactRef(uri=imported.uri.rstrip("/"), digest=imported.digest)
+    drafter = pipeline.run(stages.adopt(resolved), {InputRole.DRAFTER: finished})
+    return _evaluate(pipeline, spec, resolved, settings, drafter=drafter, baseline=baseline)
+
+
+def _evaluate(
+    pipeline: Pipeline,
+    spec: OspreyDrafterSpec,
+    resolved: Resolved,
+    settings: Settings,
+    *,
+    drafter: ArtifactRef | None,
+    baseline: ArtifactRef | None,
+) -> Training:
     if drafter is None or baseline is None:
         pipeline.wait(StageName.EVALUATE)
         return Training(resolved, drafter)
@@ -233,9 +268,14 @@ def _endpoint(backbone: KubernetesObject, pipeline: Pipeline) -> str | None:
     return None if pipeline.settings.storage is None else pipeline.settings.storage.endpoint
 
 
-def _set_stage(conditions: Conditions, kind: ConditionType, entry: StageStatus) -> None:
+def _set_stage(
+    conditions: Conditions,
+    kind: ConditionType,
+    entry: StageStatus,
+    done: ConditionReason = ConditionReason.SUCCEEDED,
+) -> None:
     if entry.state is StageState.SUCCEEDED:
-        conditions.set(kind, True, ConditionReason.SUCCEEDED, "")
+        conditions.set(kind, True, done, "")
     elif entry.state is StageState.RUNNING:
         conditions.set(kind, False, ConditionReason.RUNNING, "")
     else:

@@ -84,7 +84,7 @@ PRODUCERS: Mapping[StageName, tuple[StageName, ...]] = {
     StageName.CONVERT: (StageName.REGENERATE,),
     StageName.CAPTURE: (StageName.REGENERATE,),
     StageName.DISTIL: (StageName.REGENERATE, StageName.CAPTURE, StageName.CONVERT),
-    StageName.EVALUATE: (StageName.DISTIL, StageName.BASELINE),
+    StageName.EVALUATE: (StageName.ADOPT, StageName.DISTIL, StageName.BASELINE),
 }
 """The stages of the same resource whose artifacts a stage reads."""
 

@@ -6,6 +6,7 @@ from osprey_api.drafter import DataUse, Distillation, OspreyDrafterSpec
 from osprey_api.fingerprint import sha256
 from osprey_api.naming import ANNOTATION_RETRY
 from osprey_api.stages import (
+    AdoptConfig,
     BaselineConfig,
     CaptureConfig,
     ConvertConfig,
@@ -123,6 +124,11 @@ def capture(spec: OspreyDrafterSpec, resolved: Resolved) -> CaptureConfig:
         sequence_length=spec.distillation.sequence_length,
         precision=spec.distillation.precision,
     )
+
+
+def adopt(resolved: Resolved) -> AdoptConfig:
+    """An imported drafter, held against the target."""
+    return AdoptConfig(target=resolved.model)
 
 
 def convert(spec: OspreyDrafterSpec, resolved: Resolved) -> ConvertConfig:

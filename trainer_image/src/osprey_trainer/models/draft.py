@@ -217,6 +217,20 @@ class Drafter(nn.Module):
         drafter.load_state_dict(state)
         return drafter
 
+    def for_target(self, target_config: Mapping[str, Any]) -> "Drafter":
+        """The same drafter, with what its config says of the target as this target's own config says it.
+
+        Published ones are often wrong there: a context of 2048 tokens, another dtype, no end token.
+        """
+        text = text_config(target_config)
+        body = dataclasses.replace(self.config.body, max_position_embeddings=text["max_position_embeddings"])
+        config = dataclasses.replace(
+            self.config, body=body, token_ids=_token_ids(text), dtype=_target_dtype(target_config)
+        )
+        drafter = Drafter(config)
+        drafter.load_state_dict(self.state_dict())
+        return drafter
+
     @property
     def draft_ids(self) -> Tensor:
         """int64 [Vd]: the target's token id of every row of the head, ascending."""
@@ -246,9 +260,17 @@ def _config(
         draft_vocab_size=text["vocab_size"],
         target_hidden_size=text["hidden_size"],
         tapped_layers=tapped_layers,
-        token_ids={name: text.get(name) for name in hf_names.TOKEN_ID_FIELDS},
-        dtype=_dtype(text) or _dtype(target) or "float32",
+        token_ids=_token_ids(text),
+        dtype=_target_dtype(target),
     )
+
+
+def _token_ids(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: fields.get(name) for name in hf_names.TOKEN_ID_FIELDS}
+
+
+def _target_dtype(target: Mapping[str, Any]) -> str:
+    return _dtype(text_config(target)) or _dtype(target) or "float32"
 
 
 def _dtype(fields: Mapping[str, Any]) -> str | None:
@@ -286,7 +308,7 @@ def _config_from_json(fields: Mapping[str, Any]) -> DraftConfig:
             draft_vocab_size=fields["draft_vocab_size"],
             target_hidden_size=fields["target_hidden_size"],
             tapped_layers=tuple(layer + 1 for layer in ids) if ids else None,
-            token_ids={name: fields.get(name) for name in hf_names.TOKEN_ID_FIELDS},
+            token_ids=_token_ids(fields),
             dtype=_dtype(fields) or "float32",
         )
     except KeyError as error:
