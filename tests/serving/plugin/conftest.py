@@ -30,6 +30,11 @@ def _target(folder):
             layer.self_attn.o_proj.weight *= 0.04
             layer.mlp.down_proj.weight *= 0.04
     model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+def write_tokenizer(folder):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = ["<s>", "</s>", *alphabet]
     vocabulary += [f"w{i}" for i in range(V - len(vocabulary))]
@@ -37,7 +42,6 @@ def _target(folder):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
-    return model
 
 
 def write_drafter(folder, config, tensors):
@@ -47,7 +51,7 @@ def write_drafter(folder, config, tensors):
     return folder
 
 
-def make_drafter(target, *, osprey, layers, seed, body="llama", scale=0.05):
+def make_drafter(target, *, osprey, layers, seed, body="llama", scale=0.05, taps=TAPS):
     """Config and tensors, with the target's own embedding and head, so that drafts are often right."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -58,7 +62,7 @@ def make_drafter(target, *, osprey, layers, seed, body="llama", scale=0.05):
         return 1 + torch.randn(size, generator=generator) * 0.1
 
     logits = torch.nn.functional.rms_norm(target.model.embed_tokens.weight, (H,), eps=EPS) @ target.lm_head.weight.T
-    likely = logits.detach().argmax(-1).unique()
+    likely = logits.detach().argmax(-1).unique()[:DRAFT_V]
     others = [token for token in range(V) if token not in set(likely.tolist())]
     chosen = torch.tensor(sorted(likely.tolist() + others[: DRAFT_V - len(likely)]))
     tensors = {
@@ -110,7 +114,7 @@ def make_drafter(target, *, osprey, layers, seed, body="llama", scale=0.05):
         "dtype": "float32",
         # SGLang's id i is the output of layer i, which is the input of layer i + 1.
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in TAPS], "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps], "use_aux_hidden_state": True,
         },
     }  # fmt: skip
     if osprey:
@@ -144,3 +148,9 @@ def tiny(tmp_path_factory):
         drafters=drafters,
         write_drafter=write_drafter,
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_parts():
+    """What `tiny` is made of, for targets of another family."""
+    return SimpleNamespace(write_tokenizer=write_tokenizer, make_drafter=make_drafter, write_drafter=write_drafter)
