@@ -8,8 +8,6 @@ with the server's own outputs; it equals what SGLang counts in nearly every requ
 import argparse
 import base64
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dev import models
+from dev import models, stages
 from dev.demo import results, simulation
 from dev.demo.report import Ratio, Request, acceptance_ratio, table
 from dev.demo.sites import NAMESPACE, Local, variables
@@ -30,7 +28,6 @@ from osprey_api.stages import (
     CaptureConfig,
     DistilConfig,
     InputRole,
-    Outcome,
     StageName,
     StageTask,
     stage_fingerprint,
@@ -163,22 +160,11 @@ def asked(task: StageTask, config: CaptureConfig | DistilConfig, inputs: Mapping
 
 
 def run_stage(task: StageTask, scratch: Path, environment: Mapping[str, str]) -> ArtifactRef:
-    """Run a stage of the trainer as its pod does, in a process of its own."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    path, answer = scratch / "task.json", scratch / "outcome.json"
-    path.write_text(task.model_dump_json())
-    with (scratch / "log").open("w") as log:
-        done = subprocess.run(
-            [sys.executable, "-m", "osprey_trainer", task.stage, "--task", path, "--scratch", scratch],
-            env=os.environ | environment | {"OSPREY_TERMINATION_LOG": str(answer)},  # noqa: TID251 - a command's own
-            stdout=log,
-            stderr=log,
-            check=False,
-        )
-    outcome = Outcome.model_validate_json(answer.read_text())
-    if done.returncode or outcome.artifact is None:
-        raise SystemExit(f"{task.stage} failed: {outcome.message}")
-    return outcome.artifact
+    """Run a stage and return what it made."""
+    artifact = stages.run(task, scratch, environment).artifact
+    if artifact is None:
+        raise SystemExit(f"{task.stage} made nothing")
+    return artifact
 
 
 def row(option: str, ours: Sequence[Request], plain: Sequence[Request]) -> Row:
