@@ -61,6 +61,7 @@ CONFIGS: dict[StageName, dict[str, Any]] = {
     StageName.PRETRAIN: {"steps": 10, "lossVocabSize": None, "freezeEmbedding": False, "optimization": OPTIMIZATION},
     StageName.REGENERATE: {**{k: v for k, v in ANSWERING.items() if k != "concurrency"}, "temperature": 0.0, "seed": 0},
     StageName.CAPTURE: {"target": TARGET, "sequenceLength": 512, "precision": "BF16"},
+    StageName.ADOPT: {"target": TARGET},
     StageName.CONVERT: {"target": TARGET, "draftVocabSize": 32000, "seed": 0},
     StageName.DISTIL: {
         "target": TARGET,
