@@ -106,6 +106,17 @@ def test_reasoning_of_earlier_turns_is_kept():
     assert read({"messages": turns}).messages == turns
 
 
+def test_options_of_the_template_belong_to_the_prompt():
+    row = {"prompt": "?", "chat_template_kwargs": {"enable_thinking": False, "effort": None}}
+    assert read(row).options == {"enable_thinking": False}
+    assert read({"prompt": "?"}).options == read({"prompt": "?", "chat_template_kwargs": None}).options == {}
+    unset = {"prompt": "?", "chat_template_kwargs": {"enable_thinking": None}}
+    assert read(unset) == read({"prompt": "?"})
+    assert read(row).content != read({"prompt": "?"}).content  # another prompt: it is answered otherwise
+    for odd in (["x"], "enable_thinking", {"chat_template": "{{ 1 }}"}):
+        assert dropped({"prompt": "?", "chat_template_kwargs": odd})[0] is DropReason.WRONG_TYPE
+
+
 # -------------------------------------------------------------------------------------- contents and calls
 
 

@@ -100,6 +100,21 @@ TEMPLATES = {
         "{% for k, v in call.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}</call>{% endfor %}"
         "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
     ),
+    # As Qwen3's: of earlier turns what they thought is left out, and a request may ask not to think.
+    "qwen3": (
+        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% set said = m.content %}{% set thought = m.reasoning_content or '' %}"
+        "{% if m.role == 'assistant' and '</think>' in said %}"
+        "{% set thought = said.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+        "{% set said = said.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+        "{% if thought and loop.index0 > ns.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
+        "{{ said }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+        "{% endif %}"
+    ),
     "parts": (
         "{% for message in messages %}<|{{ message.role }}|>{% if message.content is string %}{{ message.content }}"
         "{% else %}{% for part in message['content'] %}({{ part.type }}:{{ part.text }}){% endfor %}{% endif %}"
@@ -131,6 +146,10 @@ REQUESTS = {
     "a system message": {"messages": [{"role": "system", "content": "S"}, USER]},
     "turns": {"messages": [USER, {"role": "assistant", "content": "<think>no</think>Ho"}, USER]},
     "reasoning": {"messages": [USER, {"role": "assistant", "content": "Ho", "reasoning_content": "hm"}, USER]},
+    "no thinking": {
+        "messages": [USER, {"role": "assistant", "content": "<think>\nno\n</think>\n\nHo"}, USER],
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
     "parts": {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     },
@@ -167,12 +186,12 @@ def served(folders):
         env=launch.environment(os.environ),  # noqa: TID251 - a child inherits the environment
         stdout=subprocess.PIPE,
         check=True,
-        timeout=300,
+        timeout=900,
     )
     return dict(zip(names, json.loads(answer.stdout.splitlines()[-1]), strict=True))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1000)  # SGLang is imported, which takes minutes where others have the cores
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_ids_are_those_of_sglang(folders, served, template):
     chat = Chat(folders[template])
@@ -194,3 +213,23 @@ def test_arguments_as_text_and_as_an_object_give_the_same_ids(folders):
         for arguments in ('{"a": 1}', {"a": 1})
     ]
     assert ids[0] == ids[1]
+
+
+def test_thinking_of_earlier_turns_is_left_out_where_the_template_does_so(folders):
+    def prompt(request, **options):
+        chat = Chat(folders["qwen3"])
+        chat.options = options
+        return chat._tokenizer.decode(chat.render(conversation(Row("x.jsonl", 1, request), None)))
+
+    said = "<|im_start|>user\nHi ✓ <|im_end|>\n<|im_start|>assistant\n"
+    earlier = f"{said}Ho<|im_end|>\n{said}"
+    closed = "<think>\n\n</think>\n\n"
+    assert prompt(REQUESTS["a lone message"]) == said
+    assert prompt(REQUESTS["turns"]) == prompt(REQUESTS["reasoning"]) == earlier
+    assert prompt(REQUESTS["no thinking"]) == earlier + closed
+    # What the server is told by its arguments holds where a request says nothing else.
+    assert prompt(REQUESTS["turns"], enable_thinking=False) == earlier + closed
+    assert (
+        prompt({**REQUESTS["no thinking"], "chat_template_kwargs": {"enable_thinking": True}}, enable_thinking=False)
+        == earlier
+    )

@@ -44,6 +44,9 @@ class StageName(StrEnum):
 CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {
     StageName.TOKENIZE: 2,
     StageName.PRETRAIN: 2,
+    StageName.REGENERATE: 2,
+    StageName.BASELINE: 2,
+    StageName.EVALUATE: 2,
     StageName.CONVERT: 2,
     StageName.DISTIL: 2,
 }

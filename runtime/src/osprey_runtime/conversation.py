@@ -16,6 +16,9 @@ from osprey_runtime.data.row import Row, kind, text_of
 RECOGNISED = ("prompt", "messages", "conversations", "instruction")
 """Fields that hold a prompt, where the resource names none: the first of them that a row has."""
 
+OPTIONS = "chat_template_kwargs"
+"""Field with a row's options of the chat template, by the name that it has in requests to a server."""
+
 Message = dict[str, Any]
 
 _ROLES = {
@@ -43,18 +46,24 @@ _TEXT_PARTS = {"text", "input_text"}
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages up to where an answer begins, and the tools that may be called.
+    """Messages up to where an answer begins, the tools that may be called, and options of the chat template.
 
     Attributes:
-        spelled: canonical JSON of both, so that it can be kept by the million and compared.
+        spelled: canonical JSON of all, so that it can be kept by the million and compared.
     """
 
     spelled: str
 
     @classmethod
-    def of(cls, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> "Conversation":
+    def of(
+        cls,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> "Conversation":
         """Spell them. The order of keys in schemas and arguments is kept, since templates print it."""
-        value = {"messages": messages, "tools": tools} if tools else {"messages": messages}
+        value: dict[str, Any] = {"messages": messages}
+        value |= ({"tools": tools} if tools else {}) | ({"options": options} if options else {})
         return cls(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
     @property
@@ -70,12 +79,18 @@ class Conversation:
         return tools
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Of the chat template, such as `enable_thinking`: OpenAI's servers call them chat_template_kwargs."""
+        options: dict[str, Any] = json.loads(self.spelled).get("options", {})
+        return options
+
+    @property
     def content(self) -> str:
         """What tells it from another prompt: a lone user's message by its text, else all of it, however spelled."""
         flat = [{**message, "content": _joined(message["content"])} for message in self.messages]
-        if len(flat) == 1 and flat[0]["role"] == "user" and not self.tools:
+        if len(flat) == 1 and flat[0]["role"] == "user" and not self.tools and not self.options:
             return str(flat[0]["content"])
-        value = {"messages": flat, "tools": self.tools}
+        value = {"messages": flat, "tools": self.tools} | ({"options": self.options} if self.options else {})
         return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
     def rank(self, seed: int) -> bytes:
@@ -108,7 +123,8 @@ def conversation(row: Row, field: str | None) -> Conversation:
     system = _system(row)
     if system is not None and messages[0]["role"] not in _BEFORE_USER:
         messages.insert(0, {"role": "system", "content": system})
-    found = Conversation.of(_up_to_answer(messages), _tools(row.value.get("tools")))
+    options = _options(row.value.get(OPTIONS))
+    found = Conversation.of(_up_to_answer(messages), _tools(row.value.get("tools")), options)
     text_of(found.spelled, f"the conversation of field {field!r}")
     return found
 
@@ -224,6 +240,17 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         )
     made: dict[str, Any] = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
     return {**made, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _options(value: Any) -> dict[str, Any] | None:
+    """Return options of the template, without those unset: in a table's column all rows have all of them."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise DropError(DropReason.WRONG_TYPE, f"field {OPTIONS!r} is {kind(value)} and not an object")
+    if "chat_template" in value:
+        raise DropError(DropReason.WRONG_TYPE, f"field {OPTIONS!r} brings a template of its own; the target's is used")
+    return {name: option for name, option in value.items() if option is not None}
 
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:

@@ -6,6 +6,7 @@ tool's description is text in the prompt. tests/serving/test_chat.py compares th
 """
 
 import datetime as dt
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ _MEDIA = ("image", "audio", "video", "vision")
 
 
 class Chat:
-    """Renders prompts with the tokenizer and the chat template of a model's folder."""
+    """Renders prompts with the tokenizer and the chat template of a model's folder.
+
+    Attributes:
+        options: of the template, where a conversation says nothing else: set them to those that the server gives it.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Load them.
@@ -51,6 +56,7 @@ class Chat:
                 "name an instruction-tuned target, or add chat_template.jinja to its folder",
             )
         self._takes_parts = takes_parts(self._tokenizer.chat_template)
+        self.options: Mapping[str, Any] = {}
 
     def render(self, conversation: Conversation) -> list[int]:
         """Return the ids of a conversation, up to where the answer begins.
@@ -62,20 +68,21 @@ class Chat:
         """
         messages = [_as_served(message, takes_parts=self._takes_parts) for message in conversation.messages]
         tools = [_tool_as_served(tool) for tool in conversation.tools or ()] or None
+        options = {**self.options, **conversation.options}
         try:
             try:
-                return self._ids(messages, tools)
+                return self._ids(messages, tools, options)
             except Exception:
                 if not tools:
                     raise
                 # Some templates take tools without OpenAI's wrapper, and SGLang tries that second.
-                return self._ids(messages, [tool["function"] for tool in tools])
+                return self._ids(messages, [tool["function"] for tool in tools], options)
         except (TemplateError, TypeError) as error:
             raise DropError(
                 DropReason.TEMPLATE_REFUSED, f"the target's chat template refuses the conversation: {error}"
             ) from error
 
-    def _ids(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[int]:
+    def _ids(self, messages: list[Message], tools: list[dict[str, Any]] | None, options: dict[str, Any]) -> list[int]:
         ids = self._tokenizer.apply_chat_template(
             messages,
             tools=tools,
@@ -83,6 +90,7 @@ class Chat:
             tokenize=True,
             return_dict=False,
             strftime_now=PINNED_DATE.strftime,
+            **options,
         )
         return [int(token) for token in ids]
 

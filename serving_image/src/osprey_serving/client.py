@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -83,6 +83,8 @@ class ServerFacts:
     """Its numbers, by the names of `Speculation`; empty without a drafter."""
     plugin: str | None
     """Version of Osprey's plugin, if every one of the server's schedulers runs it in one version."""
+    template_options: dict[str, Any] = field(default_factory=dict)
+    """What it gives the chat template where a request says nothing else (--default-chat-template-kwargs)."""
 
     def room(self, prompt_ids: tuple[int, ...] | list[int]) -> int:
         """Return the longest answer that fits behind a prompt, in tokens; 0: the prompt does not fit."""
@@ -183,6 +185,7 @@ class Client:
                 "draft_tokens": info.get("speculative_num_draft_tokens"),
             },
             plugin=plugins.pop() if len(plugins) == 1 else None,
+            template_options=info.get("default_chat_template_kwargs") or {},
         )
 
     async def flush_cache(self) -> None:

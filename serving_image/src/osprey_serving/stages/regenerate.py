@@ -93,6 +93,7 @@ async def _ask(
                 f"the server that answers drafts ({facts.algorithm}): remove the --speculative arguments from the "
                 "target's serverArgs, since the operator adds those of the drafter",
             )
+        chat.options = facts.template_options
         askable = _askable(prompts, chat, facts, asked)
         order = [index for index in askable if index not in answers.finished]
         # Domains differ in length: a mixed order keeps the estimate of the time left honest.
