@@ -170,7 +170,7 @@ class Report:
         return (
             f"Osprey over EAGLE-3: {self.ratio.value:.3f} (95 % interval {self.ratio.low:.3f} to "
             f"{self.ratio.high:.3f}, {self.ratio.prompts} held-out prompts; supervised tokens: {tokens})\n"
-            f"live, from Prometheus: acceptance length {self.live.acceptance_length:.3f}, "
+            f"live, by the metrics: acceptance length {self.live.acceptance_length:.3f}, "
             f"{self.live.tokens_per_second:.1f} tokens/s\n"
             f"{self.seconds / 60:.1f} minutes, peak memory {self.peak_memory_gib:.1f} GiB above the start"
         )
