@@ -72,13 +72,15 @@ def test_the_targets_weights_are_counted_from_their_headers(target_folder, tmp_p
     count = sum(parameter.numel() for parameter in target.body.parameters()) + target.head.weight.numel()
     assert target_bytes(target_folder, torch.bfloat16, processes=1) == 2 * count
     assert target_bytes(target_folder, torch.float32, processes=2) == 2 * count
-    # The same weights once more in another layout; and what is quantised is as large as its file.
+    # The same weights once more in another layout; what is quantised is unpacked, or as large as its file.
     other = shutil.copytree(target_folder, tmp_path / "other")
     shutil.copy(other / "model.safetensors", other / "consolidated.safetensors")
     assert target_bytes(other, torch.bfloat16, processes=1) == 2 * count
-    config = json.loads((other / "config.json").read_text()) | {"quantization_config": {"quant_method": "fp8"}}
-    (other / "config.json").write_text(json.dumps(config))
-    assert target_bytes(other, torch.bfloat16, processes=1) == (other / "model.safetensors").stat().st_size
+    config = json.loads((other / "config.json").read_text())
+    for method, size in {"fp8": 2 * count, "awq": (other / "model.safetensors").stat().st_size}.items():
+        quantised = config | {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 8}}
+        (other / "config.json").write_text(json.dumps(quantised))
+        assert target_bytes(other, torch.bfloat16, processes=1) == size
 
 
 def test_what_cannot_fit_is_refused_with_what_would():

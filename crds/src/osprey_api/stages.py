@@ -128,6 +128,8 @@ class ResolveConfig(ApiModel):
     model: Pinned
     """The source LM of a backbone, the target of a drafter; its `revision` is a branch, tag or commit."""
     data: tuple["DataToResolve", ...] = ()
+    teaches: bool = True
+    """Of a target: the trainer has to run it, and not only SGLang."""
     owner_uid: str
     """UID of the resource: what was pinned for another one is not reused."""
     retry: str = ""

@@ -25,6 +25,7 @@ def test_an_imported_drafter_is_evaluated_and_served():
     world = importing()
     world.settle()
     assert world.stages_with_jobs() == {"resolve"}
+    assert not task_of(world.job("resolve")).config.teaches  # the trainer never runs this target
     assert world.condition("Trained")["status"] == "False"
     world.succeed("resolve")
     assert world.stages_with_jobs() == {"adopt", "baseline"}
@@ -92,6 +93,7 @@ def test_a_trained_drafter_gives_way_to_an_imported_one_and_back():
     world.resource["spec"].pop("backbone")
     world.edit(**{"import": IMPORT})
     world.settle()
+    world.succeed("resolve")
     assert world.stages_with_jobs() == {"adopt"}  # the baseline and what is served stay
     world.succeed("adopt")
     world.succeed("evaluate", evaluation(length=2.5))
@@ -100,6 +102,7 @@ def test_a_trained_drafter_gives_way_to_an_imported_one_and_back():
     world.resource["spec"].pop("import")
     world.edit(backbone=DRAFTER_SPEC["backbone"])
     world.settle()
+    world.succeed("resolve")
     assert world.stages_with_jobs() == {"regenerate"}
 
 

@@ -87,6 +87,13 @@ def test_a_target_that_is_no_language_model_is_refused_by_name(machine, refused,
     refused(task, FailureReason.UNSUPPORTED_MODEL, "BertForMaskedLM")
 
 
+def test_a_quantised_target_is_refused_by_name_unless_only_sglang_is_to_run_it(machine, refused, claims):
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    packed = {"model": source_with(claims, "packed", quantization_config=awq), "resource": "ospreydrafter/owl"}
+    refused(machine.resolve(**packed), FailureReason.UNSUPPORTED_MODEL, "quantised (awq)", "in floating point")
+    assert machine.done(machine.resolve(**packed, teaches=False)).result.facts.hidden_size == 32
+
+
 def test_more_layers_than_the_source_has(machine, refused):
     refused(machine.prune(layers=5), FailureReason.INVALID_CONFIG, "5", "4")
 

@@ -21,11 +21,14 @@ from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer.models.draft import DraftConfig, Drafter
 from osprey_trainer.models.hf_names import read_config, weight_files
+from osprey_trainer.models.supported import unpacked
 from osprey_trainer.unroll import MANY_SCORES, unroll
 
 log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+_PACKED = {"U8": 2, "I32": 8}
+"""Weights of four bits in a number of a quantised model's tensors, by its type."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -99,17 +102,20 @@ def _storage(tensor: Tensor) -> int:
 def target_bytes(folder: Path, dtype: torch.dtype, *, processes: int) -> int:
     """Weights of a model in a local folder, as one of `processes` that divide them will hold them.
 
-    Only the files' headers are read. Of a quantised model the files' own size counts: what is computed in another
-    dtype is unpacked layer by layer.
+    Only the files' headers are read. Of weights whose quantisation stays as it is the files' own size counts; others
+    are unpacked.
     """
     files = weight_files(folder)
-    if read_config(folder).get("quantization_config"):
+    quantised = unpacked(read_config(folder))
+    if quantised is not None and not quantised.get("dequantize"):
         return sum(path.stat().st_size for path in files) // processes
     count = 0
     for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the reader is no mapping
-                count += torch.Size(file.get_slice(name).get_shape()).numel()
+                tensor = file.get_slice(name)
+                packed = 1 if quantised is None else _PACKED.get(tensor.get_dtype(), 1)
+                count += packed * torch.Size(tensor.get_shape()).numel()
     return count * dtype.itemsize // processes
 
 

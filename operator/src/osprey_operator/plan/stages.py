@@ -87,6 +87,7 @@ def resolve_drafter(resource: KubernetesObject, owner: Owner, spec: OspreyDrafte
             )
             for data in spec.data
         ),
+        teaches=spec.import_ is None,
         owner_uid=owner.uid,
         retry=annotation(resource, ANNOTATION_RETRY),
     )

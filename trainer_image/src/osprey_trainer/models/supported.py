@@ -1,12 +1,18 @@
-"""What can be run, told from a model's `config.json` alone, before anything large is downloaded."""
+"""What can be run, told from a model's `config.json` alone, before anything large is downloaded.
+
+Quantised weights are unpacked when they are loaded, wherever transformers can do so (FP8, MXFP4, compressed-tensors):
+then any machine runs them, by the code that runs all other models, in the precision of the run. It takes the memory of
+a model in floating point. The other methods (GPTQ, AWQ, bitsandbytes, …) run on kernels of packages of their own.
+"""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.quantizers.auto import AutoHfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer, AutoQuantizationConfig
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
@@ -27,13 +33,32 @@ def check_backbone(uri: str, config: Mapping[str, Any]) -> None:
             f"{uri} is a {architecture}; a backbone can be cut from a {', '.join(_BACKBONE_ARCHITECTURES)}: "
             "name another source."
         )
-    method = _quantisation(config).get("quant_method")
-    if method is not None:
+    quantisation = _quantisation(config)
+    if quantisation:
         raise _unsupported(
-            f"The weights of {uri} are quantised ({method}); a backbone is trained on: name the same model in floating "
-            "point."
+            f"The weights of {uri} are quantised ({_method(quantisation)}); a backbone is trained on: name the same "
+            "model in floating point."
         )
     Body.from_hf(config)
+
+
+def unpacked(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The quantisation of a `config.json` as it is to be loaded; None for weights in floating point."""
+    found = dict(_quantisation(config))
+    if found and AutoHfQuantizer.supports_quant_method(found):
+        with suppress(ImportError, TypeError, ValueError):  # told by `check_target`
+            if hasattr(AutoQuantizationConfig.from_dict(dict(found)), "dequantize"):
+                found["dequantize"] = True
+    return found or None
+
+
+def check_runs_here(name: str, config: Mapping[str, Any], device: torch.device) -> None:
+    """Checks that this very machine can run a target's quantisation, before its weights are loaded.
+
+    Raises:
+        StageError: UNSUPPORTED_MODEL by the name of its quantisation.
+    """
+    _check_quantisation(name, config, device)
 
 
 def check_target(uri: str, config: Mapping[str, Any]) -> None:
@@ -51,7 +76,7 @@ def check_target(uri: str, config: Mapping[str, Any]) -> None:
             f"{uri} is a {architecture or 'model without an architecture'}, which is no causal language model "
             f"that transformers knows: name another target.{own}"
         )
-    _check_quantisation(uri, _quantisation(config))
+    _check_quantisation(uri, config, None)
     _check_layers(uri, architecture, config)
 
 
@@ -66,27 +91,35 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _check_quantisation(uri: str, quantisation: Mapping[str, Any]) -> None:
-    problem = _problem_with(dict(quantisation)) if quantisation else None
-    if problem is not None:
-        raise _unsupported(
-            f"The weights of {uri} are quantised ({quantisation.get('quant_method')}), which this image cannot run: "
-            f"{' '.join(problem.split())[:200]}. Name the same model in floating point, or use an image with what is "
-            "missing."
-        )
-
-
-def _problem_with(quantisation: dict[str, Any]) -> str | None:
-    """What transformers says against it, if anything."""
+def _check_quantisation(uri: str, config: Mapping[str, Any], device: torch.device | None) -> None:
+    """Of the machine that has the device; None: another one, which may have a GPU."""
+    quantisation = unpacked(config)
+    if quantisation is None:
+        return
+    where, instead = "this image", "use an image with what is missing"
     try:
         if not AutoHfQuantizer.supports_quant_method(quantisation):
-            return "transformers does not know it"
-        AutoHfQuantizer.from_config(quantisation, pre_quantized=True).validate_environment(device_map=None)
-    except RuntimeError:
-        return None  # it wants a GPU, which the pod that runs the target may have
+            problem = "transformers does not know it"
+        else:
+            whole = None if device is None or device.type == "cpu" else {"": device}
+            AutoHfQuantizer.from_config(quantisation, pre_quantized=True).validate_environment(device_map=whole)
+            return
+    except RuntimeError as error:  # it wants a GPU
+        if device is None:
+            return
+        problem, where = str(error), "this machine"
+        instead = "give the stage GPUs that can (job.gpusPerNode)"
     except (ImportError, ValueError, TypeError) as error:
-        return str(error)
-    return None
+        problem = str(error)
+    raise _unsupported(
+        f"The weights of {uri} are quantised ({_method(quantisation)}), which {where} cannot run: "
+        f"{' '.join(problem.split())[:200]}. Name the same model in floating point, or {instead}."
+    )
+
+
+def _method(quantisation: Mapping[str, Any]) -> str:
+    old = next((name for name in ("load_in_4bit", "load_in_8bit") if quantisation.get(name)), None)
+    return str(quantisation.get("quant_method") or (old and f"bitsandbytes, {old}"))
 
 
 def _check_layers(uri: str, architecture: str, config: Mapping[str, Any]) -> None:

@@ -14,6 +14,8 @@ from transformers.distributed import DistributedConfig
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
+from osprey_trainer.models.hf_names import read_config
+from osprey_trainer.models.supported import check_runs_here, unpacked
 from osprey_trainer.teacher_head import TeacherHead
 
 
@@ -117,23 +119,18 @@ class Target:
                 all processes must call `states` equally often.
 
         Raises:
-            StageError: UNSUPPORTED_MODEL if its head has a bias; INVALID_CONFIG for impossible tapped layers.
+            StageError: UNSUPPORTED_MODEL if its head has a bias, or this machine cannot run its quantisation;
+                INVALID_CONFIG for impossible tapped layers.
         """
-        # Of a multimodal model the language model's part.
-        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = whole.get_text_config()  # of a multimodal model the language model's part
         num_layers = config.num_hidden_layers
         self.tapped_layers = (
             default_tapped_layers(num_layers)
             if tapped_layers is None
             else check_tapped_layers(tapped_layers, num_layers)
         )
-        if tensor_parallel == 1:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
-        else:
-            spread = DistributedConfig(tp_size=tensor_parallel, fsdp_size=dist.get_world_size() // tensor_parallel)
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, distributed_config=spread
-            )
+        model = _load(folder, whole, dtype=dtype, device=torch.device(device), tensor_parallel=tensor_parallel)
         model.eval().requires_grad_(requires_grad=False)
         self.body: nn.Module = model.get_decoder()
         # Weights that several groups divide are put together by a hook of the whole model.
@@ -188,6 +185,37 @@ class Target:
         """
         rows = torch.split(last_hidden.flatten(0, -2), chunk)
         return torch.cat([self.head.logits(x).argmax(-1) for x in rows]).view(last_hidden.shape[:-1])
+
+
+def _load(folder: Path, config: Any, *, dtype: torch.dtype, device: torch.device, tensor_parallel: int) -> Any:
+    """The model, its quantised weights unpacked where that can be."""
+    raw = read_config(folder)
+    quantised = unpacked(raw)
+    if quantised is not None:
+        check_runs_here(folder.name, raw, device)
+        config.quantization_config = quantised
+    options: dict[str, Any] = {"config": config, "dtype": dtype, "local_files_only": True}
+    if tensor_parallel > 1:
+        options["distributed_config"] = DistributedConfig(
+            tp_size=tensor_parallel, fsdp_size=dist.get_world_size() // tensor_parallel
+        )
+        return AutoModelForCausalLM.from_pretrained(folder, **options)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, **options).to(device)
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        if quantised is None or isinstance(error, torch.OutOfMemoryError):
+            raise
+        # What a method's packages need of a machine, they tell only when they are used.
+        raise StageError(
+            FailureReason.UNSUPPORTED_MODEL,
+            f"The quantised weights of {folder.name} cannot be loaded on this machine ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}): name the same model in floating point.",
+        ) from error
+    if quantised is not None and dtype == torch.float32:
+        for parameter in model.parameters():  # MXFP4 is always unpacked to BF16
+            if parameter.dtype == torch.bfloat16:
+                parameter.data = parameter.data.float()
+    return model
 
 
 def _capture(layer: int, captured: dict[int, Tensor]) -> Any:

@@ -5,8 +5,8 @@ that data with too many broken rows ends the resource here and not after hours o
 the first rows are: all of it may be terabytes.
 """
 
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 from osprey_api.backbone import KIND as BACKBONE_KIND
 from osprey_api.rows import shortened
@@ -34,7 +34,7 @@ def run(ctx: StageContext) -> ResolveResult:
     storage = ctx.task.storage
     open_store(storage).probe()
     of_backbone = ctx.task.resource.partition("/")[0] == BACKBONE_KIND.lower()
-    check = check_backbone if of_backbone else check_target
+    check = check_backbone if of_backbone else check_target if config.teaches else _unchecked
     model, facts = resolve_model(config.model.uri, config.model.revision, storage, check=check)
     if not of_backbone:
         default_tapped_layers(facts.layers)
@@ -44,6 +44,10 @@ def run(ctx: StageContext) -> ResolveResult:
         data.append(_pinned(source, storage))
         ctx.progress.update(done)
     return ResolveResult(model=model, facts=facts, data=tuple(data))
+
+
+def _unchecked(_uri: str, _config: Mapping[str, Any]) -> None:
+    """What SGLang alone is to run, it judges itself."""
 
 
 def _pinned(data: DataToResolve, storage: StorageLocation) -> PinnedData:
