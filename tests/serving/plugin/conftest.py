@@ -52,7 +52,7 @@ def write_drafter(folder, config, tensors):
 
 
 def make_drafter(target, *, osprey, layers, seed, body="llama", scale=0.05, taps=TAPS):
-    """Config and tensors, with the target's own embedding and head, so that drafts are often right."""
+    """Config and tensors, with nearly the target's embedding and head, so that drafts are often right."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape):
@@ -119,6 +119,8 @@ def make_drafter(target, *, osprey, layers, seed, body="llama", scale=0.05, taps
     }  # fmt: skip
     if osprey:
         config["swap_h_and_emb"] = True
+        embedding = tensors["embed_tokens.weight"]
+        embedding += torch.randn(embedding.shape, generator=generator) * 0.4 * embedding.std()
     return config, tensors
 
 

@@ -188,12 +188,13 @@ def test_other_bodies_draft_as_computed_slowly(tiny, greedy, steps, sglang_serve
         assert generate(server, tiny.prompts) == list(zip(greedy, steps(body), strict=True))
 
 
-@pytest.mark.parametrize("lost", ["q", "k", "v"])
-def test_a_lost_bias_changes_the_verify_steps(tiny, greedy, steps, lost):
-    """Without this, the test above could not tell a bias that is read from one that is not."""
+@pytest.mark.parametrize("lost", ["q_proj.bias", "k_proj.bias", "v_proj.bias", "embed_tokens.weight"])
+def test_a_lost_bias_or_embedding_changes_the_verify_steps(tiny, greedy, steps, lost):
+    """Without this, the test above could not tell a tensor that is read from one that is not."""
     whole = tiny.drafters["qwen2"]
+    instead = {"embed_tokens.weight": tiny.model.model.embed_tokens.weight.detach()}  # as SGLang's own drafters get it
     tensors = {
-        name: torch.zeros_like(tensor) if name.endswith(f"{lost}_proj.bias") else tensor
+        name: instead.get(lost, torch.zeros_like(tensor)) if name.endswith(lost) else tensor
         for name, tensor in whole.tensors.items()
     }
     slow = SlowDrafter(SimpleNamespace(config=whole.config, tensors=tensors))
