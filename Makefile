@@ -28,7 +28,7 @@ demo: setup ## From nothing to a measured drafter (KEEP=1: leave the cluster up)
 demo-down: ## Take down what KEEP=1 left up
 	@$(VENV)/python -m dev.demo --down
 
-test: setup ## Test everything but the long ones (T=PATHS: a part; N=1: one at a time)
+test: setup ## Test everything but the long ones (T=PATHS: a part; N=0: one at a time)
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not long" $(TOGETHER) --durations=15 $(T)
 
 test-long: setup ## The tests that take minutes to hours (T=PATHS: a part)

@@ -1,12 +1,15 @@
 """Real servers for the tests: each starts when the first test asks for it, and none outlives the session."""
 
+import fcntl
 import hashlib
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +59,10 @@ def pytest_configure():
     """Let a termination signal end the session like Ctrl-C does: with everything taken down."""
 
     def interrupt(number, frame):
-        # Once: Ctrl-C reaches every worker by itself and again from the session that they belong to.
+        # Once: Ctrl-C reaches every worker by itself and again from the session that they belong to. Not SIG_IGN, which
+        # the processes that are started from here on would inherit.
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
+            signal.signal(each, lambda *_: None)
         signal.default_int_handler(number, frame)
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a script's background jobs ignore the first
@@ -82,27 +86,38 @@ def pytest_sessionfinish(session, exitstatus):
 
 @pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the names
 def pytest_collection_modifyitems(config, items):
-    """Run the quick ones first: tests on their own, then those with a server, those with a node, end to end.
+    """Order the tests, and group them for workers.
 
-    The last install an operator that looks after the whole cluster for the rest of the session. Of several workers
-    one has all tests with a node and one all with the API server, so that each cluster is there once; these begin,
-    since they take longest. The rest go by their modules, which share fixtures.
+    Without workers the quick ones come first, and last those that install an operator, which looks after the whole
+    cluster for the rest of the session. Of several workers one has all tests with a node and one all with the API
+    server, so that each cluster is there once; these begin, since they take longest. The rest go by their modules,
+    which share fixtures.
     """
-
-    def kind(item):
-        needs = set(item.fixturenames)
-        if "installation" in needs:
-            return 3
-        if "node_cluster" in needs or item.get_closest_marker("node"):
-            return 2
-        return int("api_cluster" in needs or item.get_closest_marker("cluster") is not None)
-
-    items.sort(key=kind)
+    items.sort(key=_needs)
     for item in items:
         module = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group((module, "api", "node", "node")[kind(item)]))
+        groups = {Needs.NOTHING: module, Needs.API: "api"}
+        item.add_marker(pytest.mark.xdist_group(groups.get(_needs(item), "node")))
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: -min(kind(item), 2))
+        items.sort(key=lambda item: -min(_needs(item), Needs.NODE))  # within a group the order stays
+
+
+class Needs(IntEnum):
+    """What a test has to have running, the quickest first."""
+
+    NOTHING = 0
+    API = 1
+    NODE = 2
+    OPERATOR = 3
+
+
+def _needs(item) -> Needs:
+    fixtures = set(item.fixturenames)
+    if "installation" in fixtures:
+        return Needs.OPERATOR
+    if "node_cluster" in fixtures or item.get_closest_marker("node"):
+        return Needs.NODE
+    return Needs.API if "api_cluster" in fixtures or item.get_closest_marker("cluster") else Needs.NOTHING
 
 
 def pytest_collection_finish(session):
@@ -115,10 +130,12 @@ def pytest_collection_finish(session):
 @pytest.fixture(scope="session")
 def own_name() -> Callable[[str], str]:
     """A name for a cluster or server of this session; also removes what killed sessions left."""
-    for name in names():
-        owner = OWNER.fullmatch(name)
-        if owner and not Path("/proc", owner[1]).exists():
-            Cluster(name).down()
+    with (Path(tempfile.gettempdir()) / "osprey-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other worker begins just now, too
+        for name in names():
+            owner = OWNER.fullmatch(name)
+            if owner and not Path("/proc", owner[1]).exists():
+                Cluster(name).down()
     return lambda what: f"test-{os.getpid()}-{what}"
 
 

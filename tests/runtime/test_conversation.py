@@ -112,7 +112,8 @@ def test_options_of_the_template_belong_to_the_prompt():
     assert read({"prompt": "?"}).options == read({"prompt": "?", "chat_template_kwargs": None}).options == {}
     unset = {"prompt": "?", "chat_template_kwargs": {"enable_thinking": None}}
     assert read(unset) == read({"prompt": "?"})
-    assert read(row).content != read({"prompt": "?"}).content  # another prompt: it is answered otherwise
+    assert read(row) != read({"prompt": "?"})  # it is answered otherwise
+    assert read(row).content == read({"prompt": "?"}).content  # and yet must not be trained on where this is held out
     for odd in (["x"], "enable_thinking", {"chat_template": "{{ 1 }}"}):
         assert dropped({"prompt": "?", "chat_template_kwargs": odd})[0] is DropReason.WRONG_TYPE
 

@@ -137,6 +137,20 @@ def test_the_same_prompt_in_other_words_of_the_format_is_on_one_side(source, loc
     assert training == by_rule(TEXTS, 0)[10:]
 
 
+def test_a_question_with_other_options_of_the_template_is_on_the_same_side(source, local_location):
+    rule = HeldOut(samples=10, seed=0)
+    rows = [
+        {"prompt": text, "chat_template_kwargs": {"enable_thinking": thinking}}
+        for text in TEXTS
+        for thinking in (True, False)
+    ]
+    held_out = held_out_prompts([source("math", rows)], rule, local_location).prompts
+    trained = training_prompts([source("math", rows)], rule, local_location).prompts
+    assert len(held_out) == 10
+    assert not set(texts_of(held_out)) & set(texts_of(trained))
+    assert len(trained) == 2 * (len(TEXTS) - 5)  # both ways of each question
+
+
 def test_a_conversation_counts_as_a_whole(source, local_location):
     def talk(*contents, system="Be brief."):
         roles = ["system", *["user", "assistant"] * len(contents)]

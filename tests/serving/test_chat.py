@@ -40,7 +40,7 @@ def lone(text: str) -> Conversation:
 
 def rendered(folder: Path, template: str, prompt: Conversation) -> str:
     chat = Chat(make_folder(folder, template))
-    return chat._tokenizer.decode(chat.render(prompt))
+    return chat._tokenizer.decode(chat.render(prompt, {}))
 
 
 def test_the_first_token_is_not_doubled(tmp_path):
@@ -78,9 +78,20 @@ def test_a_conversation_that_the_template_refuses_costs_itself(tmp_path):
     chat = Chat(make_folder(tmp_path, STRICT))
     twice = Conversation.of([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
     with pytest.raises(DropError, match="roles must alternate") as caught:
-        chat.render(twice)
+        chat.render(twice, {})
     assert caught.value.reason is DropReason.TEMPLATE_REFUSED
-    assert chat._tokenizer.decode(chat.render(lone("a"))) == "a"
+    assert chat._tokenizer.decode(chat.render(lone("a"), {})) == "a"
+
+
+@pytest.mark.parametrize(
+    "option", ["continue_final_message", "truncation", "max_length", "padding", "tokenize", "strftime_now", "tools"]
+)
+def test_options_that_are_none_of_the_templates_cost_the_conversation(tmp_path, option):
+    chat = Chat(make_folder(tmp_path, "{{ messages[0]['content'] }}"))
+    asked = Conversation.of([{"role": "user", "content": "a"}], options={option: 2})
+    with pytest.raises(DropError, match=f"{option} in chat_template_kwargs.*remove it") as caught:
+        chat.render(asked, {})
+    assert caught.value.reason is DropReason.TEMPLATE_REFUSED
 
 
 # ------------------------------------------------------------------------------------------ as SGLang does
@@ -196,7 +207,7 @@ def served(folders):
 def test_ids_are_those_of_sglang(folders, served, template):
     chat = Chat(folders[template])
     for name, request in REQUESTS.items():
-        found = chat.render(conversation(Row("x.jsonl", 1, request), None))
+        found = chat.render(conversation(Row("x.jsonl", 1, request), None), {})
         assert chat._tokenizer.decode(found) == chat._tokenizer.decode(served[template, name]), name
         assert found == served[template, name], name
 
@@ -208,7 +219,8 @@ def test_arguments_as_text_and_as_an_object_give_the_same_ids(folders):
             conversation(
                 Row("x.jsonl", 1, {"messages": [USER, {"role": "assistant", "tool_calls": calls(arguments)}, USER]}),
                 None,
-            )
+            ),
+            {},
         )
         for arguments in ('{"a": 1}', {"a": 1})
     ]
@@ -218,8 +230,7 @@ def test_arguments_as_text_and_as_an_object_give_the_same_ids(folders):
 def test_thinking_of_earlier_turns_is_left_out_where_the_template_does_so(folders):
     def prompt(request, **options):
         chat = Chat(folders["qwen3"])
-        chat.options = options
-        return chat._tokenizer.decode(chat.render(conversation(Row("x.jsonl", 1, request), None)))
+        return chat._tokenizer.decode(chat.render(conversation(Row("x.jsonl", 1, request), None), options))
 
     said = "<|im_start|>user\nHi ✓ <|im_end|>\n<|im_start|>assistant\n"
     earlier = f"{said}Ho<|im_end|>\n{said}"

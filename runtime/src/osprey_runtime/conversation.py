@@ -86,11 +86,14 @@ class Conversation:
 
     @property
     def content(self) -> str:
-        """What tells it from another prompt: a lone user's message by its text, else all of it, however spelled."""
+        """What is asked: a lone user's message by its text, else all messages and tools, however spelled.
+
+        The template's options are no part of it: a question is the same with and without thinking.
+        """
         flat = [{**message, "content": _joined(message["content"])} for message in self.messages]
-        if len(flat) == 1 and flat[0]["role"] == "user" and not self.tools and not self.options:
+        if len(flat) == 1 and flat[0]["role"] == "user" and not self.tools:
             return str(flat[0]["content"])
-        value = {"messages": flat, "tools": self.tools} | ({"options": self.options} if self.options else {})
+        value = {"messages": flat, "tools": self.tools}
         return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
     def rank(self, seed: int) -> bytes:

@@ -1,5 +1,6 @@
 """Which prompts train and which are held out: chosen by content, so that no prompt is on both sides."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -80,14 +81,16 @@ def training_prompts(sources: Sequence[PromptSource], held_out: HeldOut, storage
     """
     ledgers = {source.name: _ledger(source) for source in sources}
     ordered = {source.name: _by_hash(source, held_out, storage, ledgers[source.name]) for source in sources}
-    taken = {rank for source in sources if source.evaluate for rank in list(ordered[source.name])[: held_out.samples]}
+    taken = {
+        rank for source in sources if source.evaluate for rank, _ in list(ordered[source.name])[: held_out.samples]
+    }
     found: list[Prompt] = []
     for source in sources:
         if not source.train:
             continue
-        ranks = [rank for rank in ordered[source.name] if rank not in taken][: source.samples]
-        taken.update(ranks)
-        found += [ordered[source.name][rank] for rank in ranks]
+        chosen = [key for key in ordered[source.name] if key[0] not in taken][: source.samples]
+        taken.update(rank for rank, _ in chosen)
+        found += [ordered[source.name][key] for key in chosen]
     if not found:
         raise StageError(
             FailureReason.INVALID_DATA,
@@ -101,14 +104,16 @@ def _ledger(source: PromptSource) -> Ledger:
     return Ledger(source.source.uri, source.max_dropped)
 
 
-def _by_hash(source: PromptSource, held_out: HeldOut, storage: StorageLocation, ledger: Ledger) -> dict[bytes, Prompt]:
-    """Return the distinct prompts of a domain by their hash, the smallest first.
+def _by_hash(
+    source: PromptSource, held_out: HeldOut, storage: StorageLocation, ledger: Ledger
+) -> dict[tuple[bytes, str], Prompt]:
+    """Return the distinct prompts of a domain by their hash and the template's options, the smallest first.
 
     What is the same but for its spelling is one prompt: the spelling kept does not depend on the order of the rows.
     """
-    found: dict[bytes, Prompt] = {}
+    found: dict[tuple[bytes, str], Prompt] = {}
     for place, prompt in conversations(source.source, source.prompt_field, storage, ledger):
-        rank = prompt.rank(held_out.seed)
-        if rank not in found or prompt.spelled < found[rank].conversation.spelled:
-            found[rank] = Prompt(source.name, prompt, place)
+        key = prompt.rank(held_out.seed), json.dumps(prompt.options, sort_keys=True)
+        if key not in found or prompt.spelled < found[key].conversation.spelled:
+            found[key] = Prompt(source.name, prompt, place)
     return dict(sorted(found.items()))

@@ -6,6 +6,7 @@ tool's description is text in the prompt. tests/serving/test_chat.py compares th
 """
 
 import datetime as dt
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,7 @@ _MEDIA = ("image", "audio", "video", "vision")
 
 
 class Chat:
-    """Renders prompts with the tokenizer and the chat template of a model's folder.
-
-    Attributes:
-        options: of the template, where a conversation says nothing else: set them to those that the server gives it.
-    """
+    """Renders prompts with the tokenizer and the chat template of a model's folder."""
 
     def __init__(self, folder: Path) -> None:
         """Load them.
@@ -56,19 +53,29 @@ class Chat:
                 "name an instruction-tuned target, or add chat_template.jinja to its folder",
             )
         self._takes_parts = takes_parts(self._tokenizer.chat_template)
-        self.options: Mapping[str, Any] = {}
+        own = inspect.signature(self._tokenizer.apply_chat_template).parameters.values()
+        self._reserved = {each.name for each in own if each.kind is not each.VAR_KEYWORD} | {"strftime_now"}
 
-    def render(self, conversation: Conversation) -> list[int]:
+    def render(self, conversation: Conversation, defaults: Mapping[str, Any]) -> list[int]:
         """Return the ids of a conversation, up to where the answer begins.
 
         The template writes the special tokens, so the tokenizer adds none of its own.
+
+        Args:
+            conversation: with options of the template, if it has any.
+            defaults: what the server gives the template where the conversation says nothing else.
 
         Raises:
             DropError: TEMPLATE_REFUSED.
         """
         messages = [_as_served(message, takes_parts=self._takes_parts) for message in conversation.messages]
         tools = [_tool_as_served(tool) for tool in conversation.tools or ()] or None
-        options = {**self.options, **conversation.options}
+        options = {**defaults, **conversation.options}
+        if reserved := sorted(self._reserved & options.keys()):
+            raise DropError(
+                DropReason.TEMPLATE_REFUSED,
+                f"{', '.join(reserved)} in chat_template_kwargs is no option of the template: remove it",
+            )
         try:
             try:
                 return self._ids(messages, tools, options)
@@ -77,7 +84,7 @@ class Chat:
                     raise
                 # Some templates take tools without OpenAI's wrapper, and SGLang tries that second.
                 return self._ids(messages, [tool["function"] for tool in tools], options)
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, ValueError) as error:
             raise DropError(
                 DropReason.TEMPLATE_REFUSED, f"the target's chat template refuses the conversation: {error}"
             ) from error

@@ -28,12 +28,11 @@ def held_out_requests(context: StageContext, config: BaselineConfig | EvaluateCo
         StageError: INVALID_DATA: a domain has no prompt that fits; what reading and rendering prompts raise.
     """
     chat = Chat(target.folder(context, config.target))
-    chat.options = facts.template_options
     domains: Requests = {source.name: [] for source in config.prompts if source.evaluate}
     too_long = refused = 0
     for prompt in held_out_prompts(config.prompts, config.held_out, context.task.storage).prompts:
         try:
-            ids = tuple(chat.render(prompt.conversation))
+            ids = tuple(chat.render(prompt.conversation, facts.template_options))
         except DropError as error:
             refused += 1
             log.warning("a held-out prompt of %s is left out: %s", prompt.domain, error.detail)

@@ -1,5 +1,7 @@
 """A drafter that is imported is judged and served like a trained one, and nothing is trained for it."""
 
+import pytest
+
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import ArtifactRef, InputRole
 from tests.operator.world import DRAFTER_SPEC, STORAGE, digest, drafter, evaluation, ready_drafter, task_of
@@ -16,7 +18,7 @@ def importing(**changes):
 def adopted(**changes):
     world = importing(**changes)
     world.settle()
-    for stage in ("resolve", "baseline", "adopt"):
+    for stage in ("resolve", "adopt", "baseline"):
         world.succeed(stage)
     return world
 
@@ -28,13 +30,14 @@ def test_an_imported_drafter_is_evaluated_and_served():
     assert not task_of(world.job("resolve")).config.teaches  # the trainer never runs this target
     assert world.condition("Trained")["status"] == "False"
     world.succeed("resolve")
-    assert world.stages_with_jobs() == {"adopt", "baseline"}
+    assert world.stages_with_jobs() == {"adopt"}  # no GPU before it is known to fit
     task = task_of(world.job("adopt"))
     assert task.inputs == {InputRole.DRAFTER: ArtifactRef(uri=IMPORT["uri"].rstrip("/"), digest=IMPORT["digest"])}
     assert task.config.target.uri == world.spec["target"]["uri"]
     world.succeed("adopt")
     assert world.is_true("Trained")
     assert world.condition("Trained")["reason"] == "Imported"
+    assert world.stages_with_jobs() == {"baseline"}
     world.succeed("baseline")
     assert world.stages_with_jobs() == {"evaluate"}
     taken = ArtifactRef.model_validate(world.stage("adopt")["artifact"])
@@ -74,13 +77,13 @@ def test_the_same_drafter_elsewhere_is_the_same():
     assert world.stages_with_jobs() == {"adopt"}
 
 
-def test_one_that_does_not_fit_is_told_and_not_tried_again():
+@pytest.mark.parametrize("reason", ["InvalidConfig", "UnsupportedModel"])
+def test_one_that_does_not_fit_is_told_and_not_tried_again(reason):
     world = importing()
     world.settle()
     world.succeed("resolve")
-    world.succeed("baseline")
-    world.fail("adopt", FailureReason.INVALID_CONFIG, "another target's")
-    assert world.condition("Trained")["reason"] == world.condition("Ready")["reason"] == "InvalidConfig"
+    world.fail("adopt", FailureReason(reason), "another target's")
+    assert world.condition("Trained")["reason"] == world.condition("Ready")["reason"] == reason
     world.wait(24 * 3600)
     assert world.stages_with_jobs() == set()
     world.edit(**{"import": {**IMPORT, "digest": digest("another")}})
@@ -110,4 +113,5 @@ def test_prompts_that_only_evaluate_are_enough():
     world = importing(data=[{"name": "math", "uri": "s3://prompts/math.jsonl", "use": "Evaluate"}])
     world.settle()
     world.succeed("resolve")
+    world.succeed("adopt")
     assert [prompt.name for prompt in task_of(world.job("baseline")).config.prompts] == ["math"]

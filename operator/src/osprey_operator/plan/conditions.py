@@ -69,7 +69,7 @@ class Activity:
 def activity(stages: Mapping[StageName, StageStatus]) -> Activity | None:
     """Say what goes on: first what failed, then what waits, then what runs; None: nothing does.
 
-    What is missing in a spec comes before what the cluster lacks: a node may come by itself, a backbone never does.
+    A missing backbone comes before what the cluster lacks: no stage behind it can begin, whatever else is there.
     """
     running = [entry for entry in stages.values() if entry.state is StageState.RUNNING]
     for entry in stages.values():
@@ -101,7 +101,7 @@ _WAITS: Mapping[str, str] = {
 }
 FAILURES = frozenset(reason.value for reason in FailureReason)
 NO_BACKBONE = frozenset({ConditionReason.BACKBONE_NOT_FOUND.value, ConditionReason.BACKBONE_FAILED.value})
-"""With the failures, the reasons to wait that somebody has to do something about."""
+"""Reasons to wait that only another resource can end."""
 
 
 def _progress(entry: StageStatus) -> str:

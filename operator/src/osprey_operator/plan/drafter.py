@@ -81,18 +81,17 @@ def plan_drafter(resource: KubernetesObject, observed: Observed, now: datetime, 
     )
     resolved = pipeline.resolve(stages.resolve_drafter(resource, owner, spec), status.resolved)
     if spec.import_ is None:
-        training = _run(pipeline, spec, resolved, observed, settings)
+        training = _train(pipeline, spec, resolved, observed, settings)
+        finisher, finished = StageName.DISTIL, ConditionReason.SUCCEEDED
     else:
         training = _adopt(pipeline, spec, spec.import_, resolved, settings)
+        finisher, finished = StageName.ADOPT, ConditionReason.IMPORTED
     pipeline.finish()
 
     conditions = Conditions(status.conditions, owner.generation, now)
     set_suspended(conditions, suspended=spec.suspend)
     set_resolved(conditions, pipeline.statuses[StageName.RESOLVE], known=resolved is not None)
-    if spec.import_ is None:
-        _set_stage(conditions, ConditionType.TRAINED, pipeline.statuses[StageName.DISTIL])
-    else:
-        _set_stage(conditions, ConditionType.TRAINED, pipeline.statuses[StageName.ADOPT], ConditionReason.IMPORTED)
+    _set_stage(conditions, ConditionType.TRAINED, pipeline.statuses[finisher], finished)
     _set_stage(conditions, ConditionType.EVALUATED, pipeline.statuses[StageName.EVALUATE])
     verdict = _judged(spec, status, training, pipeline.statuses[StageName.EVALUATE])
     _set_gate(conditions, status, verdict, pipeline.statuses[StageName.EVALUATE])
@@ -156,7 +155,7 @@ def previous_status(resource: KubernetesObject) -> OspreyDrafterStatus:
 # ------------------------------------------------------------------------------------------------ stages
 
 
-def _run(
+def _train(
     pipeline: Pipeline, spec: OspreyDrafterSpec, resolved: Resolved | None, observed: Observed, settings: Settings
 ) -> Training:
     """Move the stages on. Baseline and captured states need no drafter, so they come beside the others."""
@@ -206,9 +205,13 @@ def _adopt(
     if resolved is None:
         pipeline.keep(StageName.ADOPT, StageName.EVALUATE, StageName.BASELINE)
         return Training(None, None)
-    baseline = pipeline.run(stages.baseline(spec, resolved, settings))
     finished = ArtifactRef(uri=imported.uri.rstrip("/"), digest=imported.digest)
     drafter = pipeline.run(stages.adopt(resolved), {InputRole.DRAFTER: finished})
+    if drafter is None:  # no server is started for what may not fit; one that measures already goes on
+        pipeline.keep(StageName.BASELINE)
+        pipeline.wait(StageName.EVALUATE)
+        return Training(resolved, None)
+    baseline = pipeline.run(stages.baseline(spec, resolved, settings))
     return _evaluate(pipeline, spec, resolved, settings, drafter=drafter, baseline=baseline)
 
 

@@ -262,8 +262,9 @@ class Pipeline:
         if entry is None or entry.state is not StageState.SUCCEEDED:
             return
         at_fault = any(
-            stage.state is StageState.FAILED and stage.reason in SOURCE_FAULTS for stage in self.statuses.values()
-        )
+            stage.state is StageState.FAILED and stage.reason in SOURCE_FAULTS and stage.name is not StageName.ADOPT
+            for stage in self.statuses.values()
+        )  # what is imported is named by its digest: resolving the target again would not change it
         if at_fault and entry.next_attempt_time is None:
             at = self.now + self.delay(entry.attempts)
             entry = entry.model_copy(update={"next_attempt_time": at})

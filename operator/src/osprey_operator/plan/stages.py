@@ -6,6 +6,7 @@ from osprey_api.drafter import DataUse, Distillation, OspreyDrafterSpec
 from osprey_api.fingerprint import sha256
 from osprey_api.naming import ANNOTATION_RETRY
 from osprey_api.stages import (
+    CODE_VERSION,
     AdoptConfig,
     BaselineConfig,
     CaptureConfig,
@@ -23,6 +24,7 @@ from osprey_api.stages import (
     RegenerateConfig,
     ResolveConfig,
     Speculation,
+    StageName,
     TextSource,
     TokenizeConfig,
 )
@@ -171,7 +173,8 @@ def evaluate(spec: OspreyDrafterSpec, resolved: Resolved, settings: Settings) ->
 
 def measured(config: EvaluateConfig) -> str:
     """Return the same for two evaluations whose acceptance lengths can be compared, whatever they cost in time."""
-    return sha256(config.model_dump(mode="json", exclude={"stage", "target", "concurrency"}))
+    asked = config.model_dump(mode="json", exclude={"stage", "target", "concurrency"})
+    return sha256({**asked, "code": CODE_VERSION[StageName.EVALUATE]})
 
 
 def evaluated_domains(spec: OspreyDrafterSpec) -> tuple[str, ...]:

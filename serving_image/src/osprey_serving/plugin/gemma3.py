@@ -24,7 +24,8 @@ def capture_streams(_result: None, causal: Any, *_: Any, **__: Any) -> None:
 
 def _keep(streams: dict[int, Any], index: int, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     hidden, residual = args or (kwargs["hidden_states"], kwargs["residual"])
-    streams[index] = hidden if residual is None else hidden + residual
+    # A copy, also before the first layer: the kernels of later norms write into what they are given.
+    streams[index] = hidden.clone() if residual is None else hidden + residual
 
 
 def _give(streams: dict[int, Any], _model: Any, _args: Any, output: tuple[Any, Any]) -> tuple[Any, list[Any]]:

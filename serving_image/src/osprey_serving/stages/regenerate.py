@@ -93,7 +93,6 @@ async def _ask(
                 f"the server that answers drafts ({facts.algorithm}): remove the --speculative arguments from the "
                 "target's serverArgs, since the operator adds those of the drafter",
             )
-        chat.options = facts.template_options
         askable = _askable(prompts, chat, facts, asked)
         order = [index for index in askable if index not in answers.finished]
         # Domains differ in length: a mixed order keeps the estimate of the time left honest.
@@ -104,7 +103,7 @@ async def _ask(
         def requests() -> Iterator[tuple[tuple[int, Request], Request]]:
             for index in order:
                 # Rendered again when it is its turn: millions of prompts in token ids would fill the memory.
-                ids = tuple(chat.render(prompts[index].conversation))
+                ids = tuple(chat.render(prompts[index].conversation, facts.template_options))
                 limit = min(config.max_tokens, facts.room(ids))
                 request = Request(ids, limit, config.temperature, config.seed + index)
                 yield (index, request), request
@@ -131,7 +130,7 @@ def _askable(prompts: list[Prompt], chat: Chat, facts: ServerFacts, asked: dict[
         account = asked[prompt.domain]
         account.read += 1
         try:
-            ids = tuple(chat.render(prompt.conversation))
+            ids = tuple(chat.render(prompt.conversation, facts.template_options))
         except DropError as error:
             account.drop(error.reason, prompt.place, error.detail)
             continue

@@ -14,7 +14,7 @@ from osprey_runtime.context import StageContext
 from osprey_runtime.errors import StageError
 from osprey_trainer.models.draft import Drafter, text_config
 from osprey_trainer.models.hf_names import read_config
-from osprey_trainer.models.target import check_tapped_layers, default_tapped_layers
+from osprey_trainer.models.target import check_tapped_layers
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,5 @@ def _check_fits(drafter: Drafter, target: Mapping[str, Any]) -> None:
                 FailureReason.INVALID_CONFIG, f"It was made for a target of {found} {what}, and this one has {wanted}."
             )
     layers = drafter.config.tapped_layers
-    if layers is None:
-        default_tapped_layers(target["num_hidden_layers"])
-    else:
+    if layers is not None:  # `resolve` has seen that the usual ones can be tapped
         check_tapped_layers(layers, target["num_hidden_layers"])
