@@ -29,7 +29,7 @@ class Pod:
     folder: Path
     process: subprocess.Popen[str]
 
-    def end(self, timeout_s: float = 60) -> tuple[int, Outcome]:
+    def end(self, timeout_s: float = 200) -> tuple[int, Outcome]:
         """Wait for it, and return its exit code and what it said."""
         self.process.communicate(timeout=timeout_s)
         return self.process.returncode, Outcome.model_validate_json((self.folder / "termination-log").read_bytes())
@@ -72,7 +72,7 @@ def start(tmp_path):
             process.wait()
 
 
-def until(condition, timeout_s: float = 60) -> None:
+def until(condition, timeout_s: float = 200) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end

@@ -4,7 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO
@@ -14,6 +17,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from dev.gate import Gate
+from dev.network import free_ports
+from osprey_api import progress
 from osprey_api.fingerprint import sha256
 from osprey_api.stages import (
     ArtifactRef,
@@ -323,3 +329,79 @@ def machine_of(claims) -> Iterator[Callable[[Path], Machine]]:
 @pytest.fixture
 def machine(tmp_path, machine_of) -> Machine:
     return machine_of(tmp_path)
+
+
+class Run:
+    """A stage's process, and what it said."""
+
+    def __init__(self, machine: Machine, task: StageTask, scratch: str = "run", **env: str) -> None:
+        (self.port,) = free_ports(1)
+        self.machine, self.began = machine, time.monotonic()
+        machine.log.unlink(missing_ok=True)
+        self.log = (machine.root / "log").open("wb")
+        self.process = machine.start(task, scratch=scratch, stderr=self.log, OSPREY_METRICS_PORT=str(self.port), **env)
+
+    def at_step(self, step: int) -> None:
+        """Returns when the stage has done so many steps."""
+        while not self.is_at(step):
+            assert self.process.poll() is None, self.said[-2000:]
+            time.sleep(0.02)
+
+    def is_at(self, step: int) -> bool:
+        """Whether the stage has done so many steps."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return False
+        return any(float(line.split()[1]) >= step for line in lines if line.startswith(f"{progress.STEP} "))
+
+    @property
+    def said(self) -> str:
+        return Path(self.log.name).read_text()
+
+    def end(self) -> tuple[int, Outcome, str]:
+        code = self.process.wait(timeout=1800)
+        self.seconds = time.monotonic() - self.began
+        self.log.close()
+        return code, Outcome.model_validate_json(self.machine.log.read_text()), self.said
+
+
+@pytest.fixture
+def running() -> Callable[..., AbstractContextManager[Run]]:
+    """Runs a stage as a process, which is gone after the context."""
+
+    @contextmanager
+    def run(machine: Machine, task: StageTask, **options: str) -> Iterator[Run]:
+        begun = Run(machine, task, **options)
+        try:
+            yield begun
+        finally:
+            begun.process.kill()
+            begun.process.wait()
+            begun.log.close()
+
+    return run
+
+
+@pytest.fixture
+def gate(s3, monkeypatch) -> Iterator[Gate]:
+    """A gate before the S3 server, whose keys are in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with Gate(s3.endpoint) as gate:
+        yield gate
+
+
+@pytest.fixture
+def behind_gate(machine_of, gate, s3, bucket, tmp_path) -> Callable[[str], Machine]:
+    """Makes machines, each with a storage of its own, which is reached by the gate."""
+
+    def make(name: str) -> Machine:
+        (tmp_path / name).mkdir()
+        location = StorageLocation(uri=f"s3://{bucket}/{name}", endpoint=gate.endpoint, region=s3.region)
+        made: Machine = machine_of(tmp_path / name, location)
+        return made
+
+    return make

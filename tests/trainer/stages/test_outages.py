@@ -3,19 +3,15 @@
 import os
 import subprocess
 import time
-import urllib.request
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 
 from dev.cluster.cluster import Cluster
-from dev.network import free_ports
 from dev.services import REGION, S3Server
 from dev.settings import state_home
-from osprey_api import progress
 from osprey_api.conditions import FailureReason
-from osprey_api.stages import Execution, Outcome, StorageLocation
+from osprey_api.stages import Execution, StorageLocation
 
 pytestmark = pytest.mark.long
 
@@ -55,47 +51,6 @@ def place(machine_of, server, tmp_path, monkeypatch):
     return make
 
 
-class Run:
-    """A stage's process, and what it said."""
-
-    def __init__(self, machine, task, scratch: str = "run"):
-        (self.port,) = free_ports(1)
-        self.machine, self.began = machine, time.monotonic()
-        machine.log.unlink(missing_ok=True)
-        self.log = (machine.root / "log").open("wb")
-        self.process = machine.start(task, scratch=scratch, stderr=self.log, OSPREY_METRICS_PORT=str(self.port))
-
-    def at_step(self, step: int) -> None:
-        """Returns when the stage has done so many steps."""
-        while True:
-            assert self.process.poll() is None, Path(self.log.name).read_text()[-2000:]
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
-                    lines = answer.read().decode().splitlines()
-            except OSError:
-                lines = []
-            if any(float(line.split()[1]) >= step for line in lines if line.startswith(f"{progress.STEP} ")):
-                return
-            time.sleep(0.02)
-
-    def end(self) -> tuple[int, Outcome, str]:
-        code = self.process.wait(timeout=1800)
-        self.seconds = time.monotonic() - self.began
-        self.log.close()
-        return code, Outcome.model_validate_json(self.machine.log.read_text()), Path(self.log.name).read_text()
-
-
-@contextmanager
-def running(machine, task, **options):
-    run = Run(machine, task, **options)
-    try:
-        yield run
-    finally:
-        run.process.kill()
-        run.process.wait()
-        run.log.close()
-
-
 def pretraining(machine, *, steps, every=5, **options):
     pruned = machine.done(machine.prune()).artifact
     tokens = machine.done(machine.tokenize()).artifact
@@ -104,7 +59,7 @@ def pretraining(machine, *, steps, every=5, **options):
 
 
 @pytest.mark.parametrize("moment", ["while it trains", "when it is done"])
-def test_two_minutes_without_s3_cost_two_minutes(place, server, moment, capsys):
+def test_two_minutes_without_s3_cost_two_minutes(place, server, running, moment, capsys):
     """One attempt, whether a checkpoint has to wait or the result."""
     machine = place()
     every, steps = (5, 300) if moment == "while it trains" else (1000, 300)
@@ -127,7 +82,7 @@ def test_two_minutes_without_s3_cost_two_minutes(place, server, moment, capsys):
     assert run.seconds < usual_s + AWAY_S + SLACK_S
 
 
-def test_keys_that_are_taken_away_while_it_trains_end_it(place, server):
+def test_keys_that_are_taken_away_while_it_trains_end_it(place, server, running):
     machine = place()
     with running(machine, pretraining(machine, steps=3000)) as run:
         run.at_step(20)
@@ -147,7 +102,7 @@ def fill(disk):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
-def test_a_disk_that_is_full_ends_it(place):
+def test_a_disk_that_is_full_ends_it(place, running):
     machine = place()
     task = pretraining(machine, steps=3000, every=20)
     disk = machine.root / "small"

@@ -77,3 +77,38 @@ def test_killed_and_stopped_runs_end_with_the_bits_of_an_uninterrupted_one(disti
     assert resumed.artifact.digest == expected.artifact.digest
     assert resumed.result == expected.result
     assert not resumed.reused
+
+
+def test_the_newest_checkpoint_with_all_its_shards_is_gone_on_from(machine, tmp_path, caplog):
+    def pretraining(place):
+        tokens, pruned = place.done(place.tokenize()).artifact, place.done(place.prune()).artifact
+        execution = Execution(checkpoint_every_steps=10, checkpoints_kept=4)
+        return place.pretrain(pruned, tokens, steps=200, execution=execution)
+
+    (tmp_path / "whole").mkdir()
+    whole = type(machine)(tmp_path / "whole")
+    expected = whole.done(pretraining(whole)).artifact
+
+    task = pretraining(machine)
+
+    def stop_later():
+        while len(machine.checkpoints(task)) < 4:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop_later)
+    stopper.start()
+    _, outcome = machine.run(task)
+    stopper.join()
+    assert outcome.failure is FailureReason.STOPPED
+    folder = Path(task.prefix.removeprefix("file://")) / "checkpoints"
+    good, truncated, missing, unmarked = (folder / name for name in machine.checkpoints(task))
+    shard = next(path.relative_to(good) for path in good.rglob("*_optim_states.pt"))
+    os.truncate(truncated / shard, (truncated / shard).stat().st_size // 2)
+    (missing / shard).unlink()
+    (unmarked / "complete.json").unlink()
+
+    caplog.set_level("INFO")
+    resumed = machine.done(task, scratch="another")
+    assert f"goes on from the checkpoint of step {int(good.name.split('-')[1])}" in caplog.text
+    assert resumed.artifact.digest == expected.digest
