@@ -8,6 +8,7 @@ cluster also goes down with the cluster.
 import json
 import secrets
 import shutil
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -71,6 +72,7 @@ class S3Server(_Server):
     access_key: str = "osprey-dev"
     secret_key: str = field(default_factory=secrets.token_hex)
     port: int = field(default=0, init=False)
+    _servers: tuple[str, ...] = field(default=(), init=False)
 
     @property
     def endpoint(self) -> str:
@@ -112,7 +114,17 @@ class S3Server(_Server):
         log = self.state / "weed.log"
         pid = processes.start(str(self.state), "weed", command, log, keys)
         self.port = s3
+        self._servers = tuple(
+            f"-{name}={self.address}:{ports[f'{name}.port']}.{ports[f'{name}.port.grpc']}"
+            for name in ("master", "filer")
+        )
         processes.wait("SeaweedFS", self._answers, 60, log, pid)
+
+    def administer(self, *commands: str) -> str:
+        """Give commands to SeaweedFS' own shell, and return what it says."""
+        shell = [_program("weed", "run `make setup`"), "shell", *self._servers]
+        lines = "".join(f"{command}\n" for command in ("lock", *commands, "unlock"))
+        return subprocess.run(shell, input=lines, check=True, capture_output=True, text=True).stdout
 
     def _answers(self) -> bool:
         """An unsigned request is refused with 403 once the server knows its users; before, otherwise."""

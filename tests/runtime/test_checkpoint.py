@@ -140,15 +140,24 @@ def test_failed_upload_is_told_by_the_next_call(s3_location, make_files, monkeyp
 
 
 class Flaky(LocalStore):
-    """Is away for as many calls of a method as are left."""
+    """Is away, or full, for as many calls of a method as are left."""
 
-    def __init__(self, root, **left: int):
+    def __init__(self, root, reason=FailureReason.STORAGE_UNAVAILABLE, **left: int):
         super().__init__(root)
+        self.reason = reason
         self.left = left
 
     def upload(self, path, key):
         self.call("upload")
         super().upload(path, key)
+
+    def download(self, key, path):
+        self.call("download")
+        return super().download(key, path)
+
+    def write(self, key, data, *, only_if_absent=False):
+        self.call("write")
+        return super().write(key, data, only_if_absent=only_if_absent)
 
     def delete(self, keys):
         self.call("delete")
@@ -157,7 +166,7 @@ class Flaky(LocalStore):
     def call(self, name):
         if self.left.get(name, 0):
             self.left[name] -= 1
-            raise StageError(FailureReason.STORAGE_UNAVAILABLE, f"no {name} now")
+            raise StageError(self.reason, f"no {name} now")
 
 
 @pytest.fixture
@@ -183,6 +192,19 @@ def test_storage_that_is_away_costs_a_checkpoint_and_not_the_run(tmp_path, save,
     assert caught.value.reason is FailureReason.STORAGE_UNAVAILABLE
     save(checkpoints, 3)
     assert checkpoints.latest().step == 3
+
+
+@pytest.mark.usefixtures("impatient")
+def test_storage_that_has_no_room_ends_the_run_and_keeps_what_is_complete(tmp_path, save, make_files):
+    store = Flaky(tmp_path / "storage", FailureReason.STORAGE_FULL)
+    checkpoints = Checkpoints(store, PREFIX, "a", keep=2)
+    save(checkpoints, 1)
+    store.left["write"] = 3  # of markers: the files find room
+    checkpoints.save(make_files("state", {"a": b"x"}), 2)
+    with pytest.raises(StageError) as caught:
+        checkpoints.save(make_files("state", {"a": b"x"}), 3)
+    assert caught.value.reason is FailureReason.STORAGE_FULL
+    assert folders(store) == {"step-00000001-a"}
 
 
 def test_old_checkpoints_that_stay_are_no_failure(tmp_path, save, caplog):

@@ -244,6 +244,8 @@ def test_a_missing_bucket_is_no_missing_key(s3_location, tmp_path):
         (429, "TooManyRequests", FailureReason.STORAGE_UNAVAILABLE),
         (507, "XMinioStorageFull", FailureReason.STORAGE_FULL),
         (403, "QuotaExceeded", FailureReason.STORAGE_FULL),
+        (400, "XMinioAdminBucketQuotaExceeded", FailureReason.STORAGE_FULL),
+        (507, "", FailureReason.STORAGE_FULL),
         (403, "AccessDenied", FailureReason.STORAGE_ACCESS_DENIED),
         (400, "ExpiredToken", FailureReason.STORAGE_ACCESS_DENIED),
         (501, "NotImplemented", FailureReason.STORAGE_UNSUPPORTED),
@@ -257,6 +259,19 @@ def test_answers_of_other_stores(status, code, reason):
         error = reason_of(StorageLocation(uri="s3://bucket/prefix", endpoint=endpoint))
     assert error.reason is reason
     assert code in error.message
+
+
+@pytest.mark.usefixtures("some_keys")
+def test_a_store_that_only_cannot_write_may_be_full():
+    """SeaweedFS answers so above a bucket's quota."""
+    with answering(500, "InternalError") as endpoint:
+        store = open_store(StorageLocation(uri="s3://bucket/prefix", endpoint=endpoint))
+        with pytest.raises(StageError, match="full disk or quota") as caught:
+            store.write("key", b"")
+        assert caught.value.reason is FailureReason.STORAGE_UNAVAILABLE
+        with pytest.raises(StageError) as caught:
+            store.read("key")
+        assert "quota" not in caught.value.message
 
 
 @pytest.mark.usefixtures("some_keys")

@@ -31,6 +31,7 @@ FOLDER = "checkpoints"
 _RETRIES_AFTER_S = (5.0, 15.0)
 """The store's client has tried for a minute by then. All of it must fit into a pod's grace period."""
 _PASSING = {FailureReason.STORAGE_UNAVAILABLE, FailureReason.STORAGE_FULL}
+"""Sweeping, or somebody who looks, may have made room by then."""
 _NAME = re.compile(r"step-(\d{8,})-([A-Za-z0-9._-]{1,8})")
 
 
@@ -118,15 +119,15 @@ class Checkpoints:
         The folder is gone when this returns. One upload runs at a time: where the last one still does, this waits.
         The process must not end before `wait`, which the runner calls after every stage.
 
-        That the storage was away or full for the last one is only logged: training goes on, and this one may be saved.
+        That the storage was away for the last one is only logged: training goes on, and this one may be saved.
 
         Raises:
-            StageError: the last upload failed for a reason that does not pass by itself.
+            StageError: the last upload failed for a reason that does not pass by itself, such as a full storage.
         """
         try:
             self.wait()
         except StageError as error:
-            if error.reason not in _PASSING:
+            if error.reason is not FailureReason.STORAGE_UNAVAILABLE:
                 raise
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         files = folder.rename(staging / "files")
@@ -153,6 +154,8 @@ class Checkpoints:
         except BaseException as error:  # noqa: BLE001 - a thread's failure is raised by the next save or wait
             log.error("the checkpoint of step %d was not saved: %r", step, error)  # noqa: TRY400 - raised again
             self._failure = error
+            if isinstance(error, StageError) and error.reason is FailureReason.STORAGE_FULL:
+                self._give_room_back(step)
         finally:
             shutil.rmtree(files.parent, ignore_errors=True)
 
@@ -168,12 +171,24 @@ class Checkpoints:
         return self._put(folder, step)
 
     def _put(self, folder: Path, step: int) -> None:
-        name = f"step-{step:08d}-{self._attempt[:8]}"
+        name = self._name(step)
         marker = Marker(step=step, parts=self._parts, files=files_of(folder))
         for file in marker.files:
             self._store.upload(folder / file.path, join(self._root, name, file.path))
         self._store.write(join(self._root, name, _marker(self._part)), marker.model_dump_json().encode())
         log.info("checkpoint %s saved", name)
+
+    def _name(self, step: int) -> str:
+        return f"step-{step:08d}-{self._attempt[:8]}"
+
+    def _give_room_back(self, step: int) -> None:
+        """Delete what was uploaded of a checkpoint that found no room: attempt after attempt would add to it."""
+        try:
+            entries = self._entries()
+            if self._complete(self._name(step), entries) is None:
+                self._delete([self._name(step)], entries)
+        except (StageError, OSError) as error:
+            log.warning("the unfinished checkpoint of step %d was not deleted: %s", step, error)
 
     def _sweep(self) -> None:
         """Delete what is older than the newest `keep` complete checkpoints; the incomplete ones among it too.

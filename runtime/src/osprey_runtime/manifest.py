@@ -236,8 +236,15 @@ def publish(
         versions=dict(versions or {}),
         commit=commit,
     )
-    for file in made:
-        store.upload(folder / file.path, join(prefix, manifest.key_of(file)))
+    keys = [join(prefix, manifest.key_of(file)) for file in made]
+    try:
+        for file, key in zip(made, keys, strict=True):
+            store.upload(folder / file.path, key)
+    except StageError as error:
+        if error.reason is FailureReason.STORAGE_FULL:  # attempt after attempt would add to it
+            with suppress(StageError):
+                store.delete(keys)
+        raise
     data = manifest.model_dump_json(indent=1).encode()
     if store.write(join(prefix, NAME), data, only_if_absent=True):
         return manifest
@@ -248,7 +255,7 @@ def publish(
             f"{store.uri}/{join(prefix, NAME)} was there and is gone: somebody deletes artifacts; it is tried again",
         )
     if winner.folder != manifest.folder:
-        store.delete([join(prefix, manifest.key_of(file)) for file in made])
+        store.delete(keys)
     return winner
 
 

@@ -82,6 +82,27 @@ def test_two_minutes_without_s3_cost_two_minutes(place, server, running, moment,
     assert run.seconds < usual_s + AWAY_S + SLACK_S
 
 
+def test_a_bucket_above_its_quota_ends_it_and_with_more_room_it_goes_on(place, server, running):
+    """SeaweedFS says no more than that it can't write."""
+    machine = place()
+    task = pretraining(machine, steps=2000, every=400)
+    with running(machine, task, OSPREY_STORAGE_PATIENCE_SECONDS="20") as run:
+        run.at_step(401)
+        while not machine.checkpoints(task):
+            time.sleep(0.1)
+        quota = "s3.bucket.quota -name=drafters -op=set -sizeMB=1"
+        assert "to read only" in server.administer(quota, "s3.bucket.quota.enforce -apply")
+        code, outcome, log = run.end()
+    assert (code, outcome.failure) == (75, FailureReason.STORAGE_UNAVAILABLE), log[-2000:]
+    assert "look for a full disk or quota" in outcome.message
+    kept = machine.checkpoints(task)
+    server.administer("s3.bucket.quota -name=drafters -op=remove", "s3.bucket.quota.enforce -apply")
+    with running(machine, task, scratch="another") as run:
+        code, outcome, log = run.end()
+    assert (code, outcome.failure) == (0, None), log[-2000:]
+    assert f"goes on from the checkpoint of step {int(kept[-1].split('-')[1])}" in log
+
+
 def test_keys_that_are_taken_away_while_it_trains_end_it(place, server, running):
     machine = place()
     with running(machine, pretraining(machine, steps=3000)) as run:

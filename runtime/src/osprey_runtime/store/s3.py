@@ -36,13 +36,15 @@ _RESUMPTIONS = 5
 
 _WRONG_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}
 _EXPIRED_KEYS = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
-_FULL = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "InsufficientStorage"}
+_FULL_WORDS = ("quota", "storagefull", "insufficientstorage")
+"""In the codes of MinIO, Ceph, Versity, Ozone and others; S3's own buckets have no end."""
 _OTHER_REGION = {
     "AuthorizationHeaderMalformed",
     "PermanentRedirect",
     "IllegalLocationConstraintException",
     "TemporaryRedirect",
 }
+_WRITES = {"PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"}
 _BUSY = {"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "ThrottlingException"}
 _UNSUPPORTED = {"NotImplemented", "XAmzContentSHA256Mismatch", "MissingContentLength", "UnsupportedArgument"}
 
@@ -261,7 +263,7 @@ class S3Store(Store):
             return self._no_bucket()
         if code == "NoSuchKey" or status == 404:
             return FileNotFoundError(f"{self.uri}/{key}")
-        if code in _FULL or status == 507:
+        if status == 507 or (status != 429 and any(word in code.lower() for word in _FULL_WORDS)):
             return self._error(
                 FailureReason.STORAGE_FULL, f"is full ({answer})", "free space or raise the quota; it is tried again"
             )
@@ -272,7 +274,12 @@ class S3Store(Store):
         if status == 412:
             return self._error(FailureReason.STORAGE_UNAVAILABLE, f"has another {key!r} by now", "it is tried again")
         if code in _BUSY or (status >= 500 and status != 501) or status == 429:
-            return self._error(FailureReason.STORAGE_UNAVAILABLE, f"can't answer ({answer})", "it is tried again")
+            fix = "it is tried again"
+            if error.operation_name in _WRITES and status == 500:
+                fix = (
+                    f"{fix}; where only writing fails, look for a full disk or quota, of which some stores say no more"
+                )
+            return self._error(FailureReason.STORAGE_UNAVAILABLE, f"can't answer ({answer})", fix)
         if code in _WRONG_KEYS:
             return self._error(
                 FailureReason.STORAGE_ACCESS_DENIED,
