@@ -207,6 +207,24 @@ def test_storage_that_has_no_room_ends_the_run_and_keeps_what_is_complete(tmp_pa
     assert folders(store) == {"step-00000001-a"}
 
 
+def test_storage_that_is_away_while_a_checkpoint_is_restored_costs_the_file_at_hand(tmp_path, save):
+    store = Flaky(tmp_path / "storage", download=2)
+    checkpoints = Checkpoints(store, PREFIX, "a", keep=2)
+    save(checkpoints, 1)
+    waited = []
+
+    def patiently(action):
+        while True:
+            try:
+                return action()
+            except StageError as error:
+                waited.append(error)
+
+    folder = checkpoints.restore(checkpoints.latest(), tmp_path / "restored", patiently)
+    assert (folder / "rank-0.pt").read_bytes() == b"1"
+    assert len(waited) == 2
+
+
 def test_old_checkpoints_that_stay_are_no_failure(tmp_path, save, caplog):
     checkpoints = Checkpoints(Flaky(tmp_path / "storage", delete=1), PREFIX, "a", keep=1)
     for step in (1, 2):

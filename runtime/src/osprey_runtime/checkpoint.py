@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ from osprey_api.base import StatusModel
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_runtime.manifest import File, files_of
+from osprey_runtime.patience import Patience, at_once
 from osprey_runtime.store import Content, Store, join
 
 log = logging.getLogger("osprey_runtime")
@@ -89,8 +91,13 @@ class Checkpoints:
                 return checkpoint
         return None
 
-    def restore(self, checkpoint: Checkpoint, folder: Path) -> Path:
+    def restore(self, checkpoint: Checkpoint, folder: Path, patiently: Patience = at_once) -> Path:
         """Download a checkpoint into a folder that is made anew, and return it. Every file is verified.
+
+        Args:
+            checkpoint: which one.
+            folder: where to.
+            patiently: downloads a file.
 
         Raises:
             StageError: CORRUPT_ARTIFACT, a file is not what was saved. The checkpoint is deleted, so that the
@@ -101,7 +108,8 @@ class Checkpoints:
         for file in checkpoint.files:
             key = join(self._root, checkpoint.name, file.path)
             try:
-                is_right = self._store.download(key, folder / file.path) == Content(file.size, file.sha256)
+                content = patiently(partial(self._store.download, key, folder / file.path))
+                is_right = content == Content(file.size, file.sha256)
             except FileNotFoundError:
                 is_right = False
             if not is_right:

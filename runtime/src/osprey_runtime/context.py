@@ -84,7 +84,7 @@ class StageContext:
         Raises:
             StageError: INVALID_CONFIG, the task has no such input; what `RemoteArtifact` raises.
         """
-        return RemoteArtifact(self.storage, self._asked(role))
+        return self.patiently(lambda: RemoteArtifact(self.storage, self._asked(role)))
 
     def _asked(self, role: InputRole) -> ArtifactRef:
         if role not in self.task.inputs:
@@ -103,7 +103,8 @@ class StageContext:
         """
         # What lies in S3 never changes under its digest; what lies on a claim may, and is verified in each pod.
         kept = settings.model_cache() if isinstance(parsed(pinned.uri), S3Source) else None
-        return local_model(pinned, self.storage, cache=kept or self.scratch / "models", weights=weights)
+        cache = kept or self.scratch / "models"
+        return self.patiently(lambda: local_model(pinned, self.storage, cache=cache, weights=weights))
 
 
 def stopped() -> StageError:

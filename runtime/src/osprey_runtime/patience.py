@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
@@ -15,6 +15,19 @@ log = logging.getLogger("osprey_runtime")
 
 _DELAYS_S = (5.0, 10.0, 20.0, 30.0)
 """The last one again and again. The store's client has tried for a while by itself."""
+
+
+class Patience(Protocol):
+    """Does what asks the storage, again where that is away for a while."""
+
+    def __call__(self, action: Callable[[], T], /) -> T:
+        """Return what `action` does. It must bear being repeated."""
+        ...
+
+
+def at_once(action: Callable[[], T], /) -> T:
+    """Have no patience."""
+    return action()
 
 
 def patiently(action: Callable[[], T], *, patience_s: float, stop: threading.Event) -> T:

@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+import threading
 import time
 from contextlib import suppress
 
 import pytest
 
 from dev.cluster.cluster import Cluster
+from dev.gate import Gate, Phase
 from dev.services import REGION, S3Server
 from dev.settings import state_home
 from osprey_api.conditions import FailureReason
@@ -80,6 +82,39 @@ def test_two_minutes_without_s3_cost_two_minutes(place, server, running, moment,
         print(f"\n{moment}: {usual_s:.0f} s, with {AWAY_S} s without S3 {run.seconds:.0f} s")  # noqa: T201 - the record
     assert ("tried again in" in log) or ("is tried again" in log)
     assert run.seconds < usual_s + AWAY_S + SLACK_S
+
+
+def test_two_minutes_without_s3_as_it_begins_again_cost_two_minutes(place, server, running, capsys):
+    """One attempt: the storage is gone when it looks for its newest checkpoint."""
+    with Gate(server.endpoint) as gate:
+        machine = place(gate.endpoint)
+        task = pretraining(machine, steps=300)
+        with running(machine, task) as run:
+            run.at_step(20)
+            run.process.terminate()
+            code, outcome, log = run.end()
+        assert outcome.failure is FailureReason.STOPPED, log[-2000:]
+        looks, is_gone = threading.Event(), threading.Event()
+
+        def guard(request, phase):
+            if phase is Phase.BEFORE and "checkpoints" in request.path + request.query:
+                looks.set()
+                is_gone.wait()
+
+        gate.guard = guard
+        with running(machine, task, scratch="another") as run:
+            while not looks.wait(1):
+                assert run.process.poll() is None, run.said[-2000:]
+            server.stop()
+            is_gone.set()
+            time.sleep(AWAY_S)
+            server.start()
+            code, outcome, log = run.end()
+    assert (code, outcome.failure) == (0, None), log[-2000:]
+    assert "tried again in" in log
+    assert "goes on from the checkpoint of step" in log
+    with capsys.disabled():
+        print(f"\nas it begins again: with {AWAY_S} s without S3 {run.seconds:.0f} s")  # noqa: T201 - the record
 
 
 def test_a_bucket_above_its_quota_ends_it_and_with_more_room_it_goes_on(place, server, running):

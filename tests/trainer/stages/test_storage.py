@@ -1,4 +1,8 @@
-"""A storage that is full ends the stage, which goes on with more room."""
+"""A storage that refuses for a moment costs a moment; one that is full ends the stage, which goes on with more room."""
+
+import os
+import signal
+from collections import Counter
 
 import pytest
 
@@ -31,6 +35,22 @@ def pretraining(machine):
     return machine.pretrain(pruned, tokens, steps=60, execution=OFTEN)
 
 
+class RefusesOnce:
+    """Answers each request once as a storage does that is too busy, and then lets it pass."""
+
+    def __init__(self):
+        self.refused = Counter()
+
+    def __call__(self, request, phase):
+        if phase is not Phase.BEFORE:
+            return None
+        self.refused[request] += 1
+        return Refusal(503, "SlowDown") if self.refused[request] == 1 else None
+
+    def of(self, folder: str) -> int:
+        return sum(folder in request.path for request in self.refused)
+
+
 class Full:
     """Takes no more once a file has come whose key ends so."""
 
@@ -44,6 +64,35 @@ class Full:
             return self.refusal if self.is_full else None
         self.is_full |= phase is Phase.AFTER and request.path.endswith(self.after)
         return None
+
+
+def test_each_request_of_each_stage_may_fail_once(machine, gate, greedy_answers):
+    answers = machine.answers(greedy_answers)
+    gate.guard = guard = RefusesOnce()
+    backbone = machine.done(machine.prune()).artifact
+    tokens = machine.done(machine.tokenize()).artifact
+    machine.done(machine.pretrain(backbone, tokens, execution=OFTEN))
+    initial = machine.done(machine.convert(answers, backbone=backbone)).artifact
+    states = machine.done(machine.capture(answers, execution=Execution(captured_shard_bytes=20_000))).artifact
+    machine.done(machine.distil(initial, answers, states=states, execution=OFTEN))
+    machine.done(machine.distil(initial, answers, execution=OFTEN))
+    assert guard.of("/parts/") > 4
+    assert guard.of("/checkpoints/") > 4
+
+
+def test_so_may_each_request_of_a_stage_that_goes_on(machine, gate, pretraining, caplog):
+    def stops_with_a_checkpoint(request, phase):
+        if phase is Phase.AFTER and request.path.endswith("/complete.json"):
+            gate.guard = lets_all_pass
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    gate.guard = stops_with_a_checkpoint
+    _, outcome = machine.run(pretraining)
+    assert outcome.failure is FailureReason.STOPPED
+    gate.guard = guard = RefusesOnce()
+    machine.done(pretraining, scratch="another")
+    assert "goes on from the checkpoint of step" in caplog.text
+    assert guard.of("/checkpoints/") > 4
 
 
 @pytest.mark.parametrize(("status", "code"), ANSWERS_OF_FULL_STORES)

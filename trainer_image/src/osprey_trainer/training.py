@@ -224,14 +224,14 @@ class _PodCheckpoints:
         """Returns a folder with the newest complete checkpoint, the same on all ranks, or None."""
         ctx = self._ctx
         # Rank 0 speaks for all. One that was told to stop by now need not download a checkpoint first.
-        found, stop = from_rank_0((ctx.checkpoints.latest() if ctx.rank == 0 else None, ctx.stop.is_set()))
+        found, stop = from_rank_0((ctx.patiently(ctx.checkpoints.latest) if ctx.rank == 0 else None, ctx.stop.is_set()))
         if stop:
             raise stopped()
         ctx.progress.begin(self.history.steps, done=found.step if found else 0)
         if found is None:
             return None
         if ctx.local_rank == 0:
-            ctx.checkpoints.restore(found, self._restored)
+            ctx.checkpoints.restore(found, self._restored, ctx.patiently)
         dist.barrier()
         if ctx.rank == 0:
             self.history = LossHistory.read(self._restored / _HISTORY_NAME)

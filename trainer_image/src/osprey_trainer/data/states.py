@@ -15,7 +15,7 @@ import dataclasses
 import json
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from torch import Tensor
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_runtime.manifest import File, RemoteArtifact
+from osprey_runtime.patience import Patience, at_once
 from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.data.answers import Dialogue
 from osprey_trainer.models.target import TargetStates
@@ -173,7 +174,7 @@ class StreamedTeacher:
         remote: RemoteArtifact,
         dialogues: Sequence[Dialogue],
         scratch: Path,
-        patiently: Callable[[Callable[[], bytes]], bytes] = lambda action: action(),
+        patiently: Patience = at_once,
     ) -> None:
         """Reads the lists of blocks.
 
@@ -181,7 +182,7 @@ class StreamedTeacher:
             remote: the artifact.
             dialogues: all that will be asked for.
             scratch: folder for the small files.
-            patiently: does what asks the storage, again where that is away for a while.
+            patiently: asks the storage.
 
         Raises:
             StageError: INVALID_CONFIG if the states are of other dialogues; CORRUPT_ARTIFACT; or the storage can't be
@@ -267,5 +268,5 @@ class StreamedTeacher:
 
     def _fetched(self, path: str, scratch: Path) -> Path:
         local = scratch / path
-        self._remote.download(self._remote.file(path), local)
+        self._patiently(lambda: self._remote.download(self._remote.file(path), local))
         return local

@@ -62,7 +62,7 @@ def run(ctx: StageContext) -> CaptureResult:
     check_shares(folder, sharers)
     shards = shards_of(dialogues, index.token_bytes, shard_bytes=execution.captured_shard_bytes)
     with process_group(ctx, config.precision) as device:
-        found = from_rank_0(ctx.parts.found() if ctx.rank == 0 else {})
+        found = from_rank_0(ctx.patiently(ctx.parts.found) if ctx.rank == 0 else {})
         missing = [number for number in range(len(shards)) if shard_name(number) not in found]
         # Ranks that share the target compute the same shard, and the first of them keeps it.
         groups = ctx.world_size // sharers

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -37,11 +38,11 @@ def run(ctx: StageContext) -> TokenizeResult:
     """
     config = cast(TokenizeConfig, ctx.config)
     tokenizer = DocumentTokenizer.load(ctx.model(config.tokenizer, weights=False))
-    shards, begin = _finished(ctx.parts, shard_bytes(tokenizer.size))
+    shards, begin = ctx.patiently(lambda: _finished(ctx.parts, shard_bytes(tokenizer.size)))
 
     def upload(shard: Path, end: Path) -> None:
         for path in (end, shard):  # in this order: a shard that counts has an end
-            ctx.parts.add(path, path.name)
+            ctx.patiently(partial(ctx.parts.add, path, path.name))
             path.unlink()
 
     writer = ShardWriter(
