@@ -63,7 +63,7 @@ def test_manifest_says_where_it_comes_from(publish, store):
     assert found.result_of() == RESULT
     assert found.config["layers"] == 2
     assert found.resource == "ospreybackbone/small"
-    assert manifest.is_whole(store, PREFIX, found)
+    assert not manifest.damaged(store, PREFIX, found)
     assert manifest.find(store, "team-a/prune/other") is None
 
 
@@ -155,13 +155,13 @@ def test_damaged_file(publish, ref, store, location, tmp_path, damage):  # noqa:
         store.write(key, bytes(data) if damage == "flipped" else bytes(data[:-1]))
     assert reason_of(manifest.fetch, location, ref(published), tmp_path / "back") is FailureReason.CORRUPT_ARTIFACT
     assert not (tmp_path / "back").exists()
-    assert not manifest.is_whole(store, PREFIX, published)
+    assert manifest.damaged(store, PREFIX, published)
 
 
 def test_a_doubt_without_a_reason_is_removed(publish, store):
     published = publish("one", FILES)
     store.write(f"{PREFIX}/{manifest.DOUBT}", b"")
-    assert manifest.is_whole(store, PREFIX, published)
+    assert not manifest.damaged(store, PREFIX, published)
     assert not store.exists(f"{PREFIX}/{manifest.DOUBT}")
 
 

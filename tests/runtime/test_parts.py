@@ -46,7 +46,7 @@ def ref(make_task):
 def test_an_artifact_of_parts_is_like_any_other(parts, publish, ref, store, location, tmp_path):  # noqa: PLR0917 - fixtures
     published = publish(parts)
     assert manifest.find(store, PREFIX) == published
-    assert manifest.is_whole(store, PREFIX, published)
+    assert not manifest.damaged(store, PREFIX, published)
     folder = manifest.fetch(location, ref(published), tmp_path / "back")
     found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert found == {"deep/one.bin": SHARD, "deep/two.bin": SHARD[::-1], "index.json": b"{}"}
@@ -76,13 +76,26 @@ def test_a_later_part_of_the_same_name_counts(parts, publish, store, make_files)
     manifest.sweep(store, PREFIX, published)
     sizes = sorted(entry.size for entry in store.list(f"{PREFIX}/parts"))
     assert sizes == [len(b"other"), len(SHARD)]  # neither the earlier one nor a record
-    assert manifest.is_whole(store, PREFIX, published)
+    assert not manifest.damaged(store, PREFIX, published)
 
 
 def test_what_is_damaged_is_not_found_again(parts, publish, store):
     publish(parts)
     manifest.set_aside(store, PREFIX, "two")
     assert parts.found() == {}
+
+
+def test_parts_that_are_none_the_worse_are_found_again(parts, publish, store):
+    published = publish(parts)
+    before = parts.found()
+    manifest.sweep(store, PREFIX, published)
+    good, bad = (file for file in published.files if file.part)
+    store.write(f"{PREFIX}/{published.key_of(bad)}", SHARD[:-1])
+    assert manifest.damaged(store, PREFIX, published) == (bad,)
+    manifest.set_aside(store, PREFIX, "two", kept=[good])
+    assert parts.found() == {good.path: before[good.path]}
+    assert {entry.size for entry in store.list(f"{PREFIX}/parts")} > {len(SHARD)}
+    assert not store.exists(f"{PREFIX}/{published.key_of(bad)}")
 
 
 def test_a_file_is_read_where_it_lies(parts, publish, ref, location, tmp_path):
@@ -100,6 +113,6 @@ def test_a_doubted_part_is_read_and_found_out(parts, publish, ref, store, locati
     remote = RemoteArtifact(location, ref(published))
     file = remote.file("deep/one.bin")
     store.write(f"{PREFIX}/{published.key_of(file)}", SHARD[:-1] + b"x")
-    assert manifest.is_whole(store, PREFIX, published)  # by its size
+    assert not manifest.damaged(store, PREFIX, published)  # by its size
     assert remote.doubted(file).reason is FailureReason.CORRUPT_ARTIFACT
-    assert not manifest.is_whole(store, PREFIX, published)
+    assert manifest.damaged(store, PREFIX, published)

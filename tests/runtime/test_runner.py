@@ -150,7 +150,7 @@ def test_damaged_artifact_is_set_aside_and_made_anew(start, make_task, location,
     found = manifest.find(store, prefix)
     assert found is not None
     assert found.attempt == "two"
-    assert manifest.is_whole(store, prefix, found)
+    assert not manifest.damaged(store, prefix, found)
 
 
 @pytest.mark.parametrize(

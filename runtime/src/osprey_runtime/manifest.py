@@ -66,6 +66,11 @@ def part_key(file: File) -> str:
     return f"{PARTS}/{file.sha256}"
 
 
+def record_key(path: str) -> str:
+    """Return the key of what says that a part is there, relative to the artifact's prefix. path: of the part."""
+    return f"{PARTS}/records/{path}"
+
+
 class Manifest(StatusModel):
     """An artifact: its files, and where they come from."""
 
@@ -153,28 +158,41 @@ def find(store: Store, prefix: str = "") -> Manifest | None:
     return manifest
 
 
-def is_whole(store: Store, prefix: str, manifest: Manifest) -> bool:
-    """Say whether every file of an artifact is there with its size.
+def damaged(store: Store, prefix: str, manifest: Manifest) -> tuple[File, ...]:
+    """Return the files of an artifact that are missing or are not what the manifest says.
 
-    The content is read only where a reader doubted it, since that may be terabytes. A doubt without a reason is
-    removed.
+    Sizes are compared. The content is read only where a reader doubted it, since that may be terabytes. A doubt without
+    a reason is removed.
     """
     folders = (manifest.folder, PARTS) if any(file.part for file in manifest.files) else (manifest.folder,)
     sizes = {entry.key: entry.size for folder in folders for entry in store.list(join(prefix, folder))}
-    files = {join(prefix, manifest.key_of(file)): file for file in manifest.files}
-    if any(sizes.get(key) != file.size for key, file in files.items()):
-        return False
-    if not store.exists(join(prefix, DOUBT)):
-        return True
-    if any(sha256_of(store, key) != file.sha256 for key, file in files.items()):
-        return False
-    store.delete([join(prefix, DOUBT)])
-    return True
+    is_doubted = store.exists(join(prefix, DOUBT))
+
+    def is_right(file: File) -> bool:
+        key = join(prefix, manifest.key_of(file))
+        return sizes.get(key) == file.size and (not is_doubted or sha256_of(store, key) == file.sha256)
+
+    wrong = tuple(file for file in manifest.files if not is_right(file))
+    if is_doubted and not wrong:
+        store.delete([join(prefix, DOUBT)])
+    return wrong
 
 
-def set_aside(store: Store, prefix: str, attempt: str) -> None:
-    """Rename the manifest of a damaged artifact, so that the artifact is made anew, parts included."""
-    store.delete([entry.key for entry in store.list(join(prefix, PARTS))])
+def set_aside(store: Store, prefix: str, attempt: str, *, kept: Iterable[File] = ()) -> None:
+    """Rename the manifest of a damaged artifact, so that the artifact is made anew.
+
+    Args:
+        store: where it lies.
+        prefix: of the artifact.
+        attempt: that makes it anew.
+        kept: parts that are none the worse: their stage finds them again.
+    """
+    good = {file.path: file for file in kept}
+    keys = {join(prefix, part_key(file)) for file in good.values()}
+    for file in good.values():
+        store.write(join(prefix, record_key(file.path)), file.model_dump_json().encode())
+        keys.add(join(prefix, record_key(file.path)))
+    store.delete([entry.key for entry in store.list(join(prefix, PARTS)) if entry.key not in keys])
     store.write(join(prefix, f"manifest.corrupt-{attempt}.json"), store.read(join(prefix, NAME)))
     store.delete([join(prefix, NAME)])
     store.delete([join(prefix, DOUBT)])

@@ -6,17 +6,16 @@ its content, and counts once its record is written:
 <prefix>/parts/<SHA-256>            the file
 <prefix>/parts/records/<path>       its path within the artifact, size and SHA-256
 
-The manifest names the parts beside the other files. A stage that begins again finds the records, and makes the rest.
+The manifest names the parts beside the other files. A stage that begins again finds the records, and makes the rest. Of
+a finished artifact that is damaged the good parts get their records back.
 """
 
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from osprey_runtime.manifest import PARTS, File, part_key
+from osprey_runtime.manifest import PARTS, File, part_key, record_key
 from osprey_runtime.store import Store, content_of, join
-
-_RECORDS = "records"
 
 
 class Parts:
@@ -39,13 +38,13 @@ class Parts:
         content = content_of(path)
         file = File(path=name, size=content.size, sha256=content.sha256, part=True)
         self._store.upload(path, join(self._prefix, part_key(file)))
-        self._store.write(self._record(name), file.model_dump_json().encode())
+        self._store.write(join(self._prefix, record_key(name)), file.model_dump_json().encode())
 
     def found(self) -> dict[str, File]:
         """Return the parts that count, by their path within the artifact."""
         stored = {entry.key: entry.size for entry in self._store.list(join(self._prefix, PARTS))}
         found: dict[str, File] = {}
-        records = self._record("")
+        records = f"{join(self._prefix, record_key(''))}/"
         for key in stored:
             if not key.startswith(records):
                 continue
@@ -65,6 +64,3 @@ class Parts:
             FileNotFoundError: it was deleted meanwhile.
         """
         return self._store.read(join(self._prefix, part_key(file)))
-
-    def _record(self, name: str) -> str:
-        return f"{join(self._prefix, PARTS, _RECORDS)}/{name}"

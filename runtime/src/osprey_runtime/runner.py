@@ -28,7 +28,7 @@ from osprey_runtime.checkpoint import Checkpoints
 from osprey_runtime.context import StageContext, stopped
 from osprey_runtime.errors import StageError
 from osprey_runtime.failures import failure_of
-from osprey_runtime.manifest import Manifest
+from osprey_runtime.manifest import File, Manifest
 from osprey_runtime.parts import Parts
 from osprey_runtime.patience import patiently
 from osprey_runtime.progress import Progress
@@ -255,21 +255,26 @@ def prefix_of(task: StageTask) -> str:
 
 def _finished(store: Store, prefix: str, settings: Settings) -> Manifest | None:
     """Return the manifest of an artifact that is there already; a damaged one is set aside."""
+    kept: list[File] = []
     try:
         found = manifests.find(store, prefix)
         if found is None:
             return None
         found.result_of()
-        if manifests.is_whole(store, prefix, found):
+        wrong = manifests.damaged(store, prefix, found)
+        if not wrong:
             return found
-        damage = "a file is missing or has another size"
+        damage = (
+            f"{len(wrong)} of {len(found.files)} files, such as {wrong[0].path}, are missing or have another content"
+        )
+        kept = [file for file in found.files if file.part and file not in wrong]
     except StageError as error:
         if error.reason is not FailureReason.CORRUPT_ARTIFACT:
             raise
         damage = error.message
     log.warning("the artifact at %s/%s is made anew: %s", store.uri, prefix, damage)
     if settings.node == 0:
-        manifests.set_aside(store, prefix, settings.attempt)
+        manifests.set_aside(store, prefix, settings.attempt, kept=kept)
     return None
 
 

@@ -165,7 +165,7 @@ def test_a_lost_pod_costs_only_the_shard_at_hand(place, answers, dialogues, monk
     assert_no_leftovers(place, again)
 
 
-def test_damaged_states_are_refused_and_made_anew(place, answers, dialogues):
+def test_a_damaged_shard_is_refused_and_made_anew(place, answers, dialogues, monkeypatch):
     task = place.capture(answers(), execution=SMALL_SHARDS)
     artifact = place.done(task).artifact
     remote = RemoteArtifact(place.storage, artifact)
@@ -178,8 +178,11 @@ def test_damaged_states_are_refused_and_made_anew(place, answers, dialogues):
     with pytest.raises(StageError, match=r"states-00001\.bin") as caught:
         teacher.batch(dialogues)
     assert caught.value.reason is FailureReason.CORRUPT_ARTIFACT
+    computed = count_calls(monkeypatch, fail_at=None)
     again = place.done(task)
     assert (again.reused, again.artifact) == (False, artifact)
+    assert 0 < sum(computed) < len(dialogues)  # those of the other shards are kept
+    assert_no_leftovers(place, again, but={"manifest.corrupt-local.json"})
     StreamedTeacher(RemoteArtifact(place.storage, artifact), dialogues, place.root / "states").batch(dialogues)
 
 
@@ -233,9 +236,9 @@ def count_calls(monkeypatch, *, fail_at: int | None) -> list[int]:
     return calls
 
 
-def assert_no_leftovers(place, outcome):
+def assert_no_leftovers(place, outcome, but=frozenset()):
     """Nothing lies below the artifact that its manifest does not name."""
     remote = RemoteArtifact(place.storage, outcome.artifact)
     folder = Path(outcome.artifact.uri.removeprefix("file://"))
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert there == {manifest.NAME, *(remote.manifest.key_of(file) for file in remote.manifest.files)}
+    assert there - but == {manifest.NAME, *(remote.manifest.key_of(file) for file in remote.manifest.files)}
