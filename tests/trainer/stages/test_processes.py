@@ -35,13 +35,15 @@ def test_pretraining(machine, other_machine):
 
 
 @pytest.mark.parametrize("pair", [PAIR, SHARED], ids=["each its own target", "one shared target"])
-def test_distillation(machine, other_machine, greedy_answers, pair):
+def test_distillation(machine, other_machine, greedy_answers, pair, capfd):
     results = []
     for place, execution in ((machine, ALONE), (other_machine, pair)):
         answers = place.answers(greedy_answers)
         pruned = place.done(place.prune()).artifact
         initial = place.done(place.convert(answers, backbone=pruned)).artifact
         results.append(losses(place, place.distil(initial, answers, epochs=2, execution=execution)))
+    # One rank counts what all of them need.
+    assert capfd.readouterr().err.count("a process needs at least") == 1
     (alone, alone_losses), (together, losses_together) = results
     assert losses_together == pytest.approx(alone_losses, rel=1e-3)
     assert together.supervised_tokens == alone.supervised_tokens

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -164,15 +165,42 @@ def _is_shared(ctx: StageContext, config: DistilConfig) -> bool:
 def _check_memory(
     ctx: StageContext, config: DistilConfig, drafter: Drafter, dialogues: Sequence[Dialogue], device: torch.device
 ) -> None:
-    """Before the target is loaded, which may take minutes."""
+    """Before the target is loaded, which may take minutes. Every rank calls it; rank 0 counts, and speaks for all.
+
+    Raises:
+        StageError: INVALID_CONFIG, on all ranks.
+    """
+    # Fetched by each pod at the same time: none should wait for rank 0's before it begins.
+    folder = ctx.model(config.target) if config.teacher == "Online" else None
+    refusal = None
+    if ctx.rank == 0:
+        try:
+            _count_memory(ctx, config, drafter, dialogues, device, folder=folder)
+        except StageError as error:
+            refusal = error
+    refusal = from_rank_0(refusal)
+    if refusal is not None:
+        raise refusal
+
+
+def _count_memory(
+    ctx: StageContext,
+    config: DistilConfig,
+    drafter: Drafter,
+    dialogues: Sequence[Dialogue],
+    device: torch.device,
+    *,
+    folder: Path | None,
+) -> None:
+    """folder: of the target, where it teaches online."""
     execution = ctx.task.execution
     split = split_of(ctx, config.optimization)
     together = math.ceil(split.global_batch_size / split.world_size / split.accumulation)
     target = 0
-    if config.teacher == "Online":
+    if folder is not None:
         # Groups that share the target divide its weights once more.
         processes = ctx.world_size if execution.teacher_tensor_parallel > 1 else 1
-        target = memory.target_bytes(ctx.model(config.target), _dtype(config), processes=processes)
+        target = memory.target_bytes(folder, _dtype(config), processes=processes)
     of_drafter = memory.drafter_bytes(
         drafter.config,
         trains_embedding=_trains_embedding(drafter, config),
