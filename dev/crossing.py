@@ -7,6 +7,7 @@ real stages and a real SGLang, on one machine and without a cluster. What ran be
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,7 +123,11 @@ class Chain:
         )
         name = name or config.stage
         environment = {"OSPREY_CLAIMS_ROOT": str(self.folder / "claims"), "OMP_NUM_THREADS": "1"}
-        outcome = stages.run(task, self.folder / "scratch" / name, environment, server=server)
+        scratch = self.folder / "scratch" / name
+        outcome = stages.run(task, scratch, environment, server=server)
+        for each in scratch.iterdir():
+            if each.is_dir():  # what was fetched; the log stays
+                shutil.rmtree(each)
         say(f"{name}: {outcome.seconds:.0f} s{' (found)' if outcome.reused else ''}")
         self.outcomes[name] = outcome
         return outcome

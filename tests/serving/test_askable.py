@@ -17,7 +17,7 @@ from osprey_serving.stages.regenerate import _askable
 FACTS = ServerFacts(version="0.5.23", capacity=100, algorithm=None, speculation={}, plugin=None)
 
 
-def render(conversation: Conversation) -> list[int]:
+def render(conversation: Conversation, _defaults: dict) -> list[int]:
     """In place of a target's template: so many ids as its text says, and it refuses a word."""
     text = conversation.content
     if text.startswith("odd"):
