@@ -126,7 +126,11 @@ def test_a_bucket_above_its_quota_ends_it_and_with_more_room_it_goes_on(place, s
         while not machine.checkpoints(task):
             time.sleep(0.1)
         quota = "s3.bucket.quota -name=drafters -op=set -sizeMB=1"
-        assert "to read only" in server.administer(quota, "s3.bucket.quota.enforce -apply")
+        # Its master hears only from time to time how much a bucket holds.
+        end = time.monotonic() + 120
+        while "to read only" not in server.administer(quota, "s3.bucket.quota.enforce -apply"):
+            assert time.monotonic() < end
+            time.sleep(1)
         code, outcome, log = run.end()
     assert (code, outcome.failure) == (75, FailureReason.STORAGE_UNAVAILABLE), log[-2000:]
     assert "look for a full disk or quota" in outcome.message
