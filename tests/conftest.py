@@ -102,6 +102,15 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: -min(_needs(item), Needs.NODE))  # within a group the order stays
 
 
+def pytest_runtest_setup(item):
+    """Skip, and say so, what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch  # noqa: PLC0415 - where the operator is tested alone there is none
+
+        if not torch.cuda.is_available():
+            pytest.skip("there is no GPU here")
+
+
 class Needs(IntEnum):
     """What a test has to have running, the quickest first."""
 

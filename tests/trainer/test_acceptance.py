@@ -63,7 +63,8 @@ def good_drafter(trained, target):
 @pytest.fixture
 def greedy_dialogues(target, dialogues):
     """Dialogues whose answers the target really gives."""
-    prompts = dialogues((4, 1), (7, 1), (5, 1)).ids
+    asked = dialogues((4, 1), (7, 1), (5, 1))
+    prompts = asked.by_dialogue(asked.ids)
     lengths = [(4, 13), (7, 6), (5, 9)]
     ids, answers, states = [], [], []
     for prompt_ids, (prompt, answer) in zip(prompts, lengths, strict=True):
@@ -84,8 +85,8 @@ def test_simulated_steps_equal_real_speculation(good_drafter, slow_drafter, gree
     slow = slow_drafter(drafter)
     requests = simulate(drafter, batch, steps=STEPS, chunk=5)
     for b, (request, (prompt, answer)) in enumerate(zip(requests, lengths, strict=True)):
-        ids = batch.ids[b, : prompt + answer]
-        assert request.verify_steps == speculate(slow, ids, batch.states.taps[b], prompt, STEPS)
+        ids, taps = batch.by_dialogue(batch.ids)[b], batch.by_dialogue(batch.states.taps)[b]
+        assert request.verify_steps == speculate(slow, ids, taps, prompt, STEPS)
         assert request.completion_tokens == answer
     assert sum(sum(request.accepted) for request in requests) > 5
     assert any(request.verify_steps > 2 for request in requests)
@@ -99,24 +100,23 @@ def test_answers_cut_short_are_shorter_answers(good_drafter, greedy_dialogues, s
         for b, request in enumerate(simulate(drafter, batch, steps=STEPS, max_tokens=max_tokens)):
             prompt, answer = lengths[b]
             kept = min(answer, max_tokens)
-            ids = batch.ids[b, : prompt + kept]
+            ids, taps = batch.by_dialogue(batch.ids)[b], batch.by_dialogue(batch.states.taps)[b]
             assert request.completion_tokens == kept
-            assert request.verify_steps == speculate(slow, ids, batch.states.taps[b], prompt, STEPS)
+            assert request.verify_steps == speculate(slow, ids[: prompt + kept], taps, prompt, STEPS)
 
 
 def toy(answer, names=("d",)):
-    answer = torch.tensor([answer], dtype=torch.bool)
-    length = answer.shape[1]
-    states = TargetStates(torch.zeros(1, length, 3), torch.zeros(1, length, 1))
-    ids = torch.arange(length)[None]
-    return DialogueBatch(ids, torch.tensor([length]), answer, states, None, names)
+    length = len(answer)
+    states = TargetStates(torch.zeros(length, 3), torch.zeros(length, 1))
+    answer = torch.tensor(answer, dtype=torch.bool)
+    return DialogueBatch(torch.arange(length), (length,), answer, states, None, names)
 
 
 def replayed(answer, hits, **options):
     """hits: by row, whether the drafter is right at each step."""
     batch = toy(answer)
     supervision = supervise(batch, torch.ones(99, dtype=torch.bool), len(hits[0]))
-    return replay(batch, supervision, torch.tensor(hits, dtype=torch.bool).T[:, None], **options)
+    return replay(batch, supervision, torch.tensor(hits, dtype=torch.bool).T, **options)
 
 
 def test_counting_by_hand():

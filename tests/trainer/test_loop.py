@@ -444,17 +444,16 @@ def test_distillation_is_the_discounted_mean_of_the_soft_losses(trained, target,
     rows = objective.rows(batch)
     loss, _ = objective(batch, 1 / rows)
 
-    everywhere = torch.arange(batch.ids.shape[1] - 1).expand(2, -1)
-    outputs = unroll(drafter, batch.ids, batch.states.taps, everywhere, 3)
+    outputs = unroll(drafter, batch, range(len(batch.ids)), 3)
     p = (batch.states.last_hidden @ target.head.weight[keep].T).softmax(-1)
     expected = torch.zeros(())
     for k, output in enumerate(outputs):
         log_q = (output @ drafter.lm_head.weight.T).log_softmax(-1)
         losses = [
-            -(p[b, i + 1 + k] @ log_q[b, i])
-            for b, (prompt, answer) in enumerate([(4, 9), (3, 5)])
-            for i in range(prompt - 1, prompt + answer - 2 - k)
-            if keep[batch.ids[b, i + 2 + k]]
+            -(p[i + 1 + k] @ log_q[i])
+            for start, prompt, answer in [(0, 4, 9), (13, 3, 5)]
+            for i in range(start + prompt - 1, start + prompt + answer - 2 - k)
+            if keep[batch.ids[i + 2 + k]]
         ]
         assert len(losses) == rows[k]
         expected = expected + 0.8**k * torch.stack(losses).mean()

@@ -11,6 +11,8 @@ from osprey_trainer.losses.divergence import Divergence, Kind
 from osprey_trainer.teacher_head import TeacherHead
 
 ROWS, HIDDEN, TEACHER, VOCAB = 37, 16, 12, 101
+TEACHERS = 11
+"""Of which some teach several rows, and some none."""
 
 
 @pytest.fixture
@@ -19,7 +21,8 @@ def tensors():
     return {
         "hidden": torch.randn(ROWS, HIDDEN, generator=g),
         "head": torch.randn(VOCAB, HIDDEN, generator=g),
-        "teacher_hidden": torch.randn(ROWS, TEACHER, generator=g),
+        "teacher_hidden": torch.randn(TEACHERS, TEACHER, generator=g),
+        "teachers": torch.randint(1, TEACHERS - 1, (ROWS,), generator=g),
         "teacher_head": TeacherHead(torch.randn(VOCAB, TEACHER, generator=g), scale=0.5, cap=2.0),
         "labels": torch.randint(VOCAB, (ROWS,), generator=g),
         "weight": torch.rand(ROWS, generator=g) / ROWS,
@@ -33,7 +36,14 @@ def hard_cross_entropy(module, t, **chunk):
 def soft_by(divergence):
     def loss(module, t, **chunk):
         return module.distillation(
-            t["hidden"], t["head"], t["teacher_hidden"], t["teacher_head"], t["weight"], divergence=divergence, **chunk
+            t["hidden"],
+            t["head"],
+            t["teacher_hidden"],
+            t["teacher_head"],
+            t["weight"],
+            teachers=t["teachers"],
+            divergence=divergence,
+            **chunk,
         )
 
     return loss
@@ -74,6 +84,7 @@ def test_soft_loss_by_hand():
         "hidden": hidden,
         "head": head,
         "teacher_hidden": teacher_hidden,
+        "teachers": torch.tensor([0]),
         "teacher_head": teacher_head,
         "weight": torch.tensor([2.0]),
     }
@@ -143,6 +154,7 @@ def test_no_tensor_of_rows_times_vocabulary(loss):
         "hidden": torch.randn(rows, 8).requires_grad_(),
         "head": torch.randn(vocab, 8).requires_grad_(),
         "teacher_hidden": torch.randn(rows, 8),
+        "teachers": torch.arange(rows),
         "teacher_head": TeacherHead(torch.randn(vocab, 8)),
         "labels": torch.randint(vocab, (rows,)),
         "weight": torch.ones(rows) / rows,
@@ -155,3 +167,21 @@ def test_no_tensor_of_rows_times_vocabulary(loss):
 
     assert largest() >= rows * vocab * 4
     assert largest(chunk=chunk) <= 2 * chunk * vocab * 4
+
+
+def test_a_teacher_of_several_rows_is_computed_once(tensors, monkeypatch):
+    """As in the unroll, where the rows of all steps share their teachers."""
+    asked = []
+    logits = TeacherHead.logits
+
+    def counted(self, hidden):
+        asked.append(len(hidden))
+        return logits(self, hidden)
+
+    monkeypatch.setattr(TeacherHead, "logits", counted)
+    shared = tensors | {"teachers": torch.arange(ROWS) % TEACHERS}
+    soft(chunked, shared, chunk=ROWS)
+    assert asked == [TEACHERS]
+    asked.clear()
+    soft(chunked, shared, chunk=8)
+    assert sum(asked) <= TEACHERS + ROWS // 8  # one more where two chunks meet

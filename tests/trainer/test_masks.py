@@ -11,16 +11,22 @@ from osprey_trainer.models.target import TargetStates
 # position:  0    1    2    3    4    5    6    7    8    9
 # token:    BOS  "2"  "+"  "2"  "is" "4"  "."  EOS  "?"  "!"
 # answer:    -    -    -    -    A    A    A    A    -    A
-ANSWER = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 0, 1]], dtype=torch.bool)
-IDS = torch.tensor([[10, 11, 12, 13, 14, 15, 16, 17, 18, 19]])
+ANSWER = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 0, 1], dtype=torch.bool)
+IDS = torch.tensor([10, 11, 12, 13, 14, 15, 16, 17, 18, 19])
 
 
 def states(length):
-    return TargetStates(torch.zeros(1, length, 3), torch.zeros(1, length, 1))
+    return TargetStates(torch.zeros(length, 3), torch.zeros(length, 1))
 
 
 def batch(answer=ANSWER, ids=IDS, greedy=None):
-    return DialogueBatch(ids, torch.tensor([ids.shape[1]]), answer, states(ids.shape[1]), greedy, ("d",))
+    return DialogueBatch(ids, (len(ids),), answer, states(len(ids)), greedy, ("d",))
+
+
+def rows_of(answer, steps, *lengths):
+    """By step, the rows that serving asks for."""
+    ends = torch.cat([torch.full((n,), sum(lengths[: i + 1]) - 1) for i, n in enumerate(lengths)])
+    return [mask.nonzero().flatten().tolist() for mask in asked_rows(answer, ends, steps)]
 
 
 def test_rows_that_serving_asks_for():
@@ -30,55 +36,65 @@ def test_rows_that_serving_asks_for():
         2: [3],  # predicted x7
         3: [],
     }
-    masks = asked_rows(ANSWER, 4)
-    assert {k: masks[k, 0].nonzero().flatten().tolist() for k in range(4)} == table
+    assert dict(enumerate(rows_of(ANSWER, 4, 10))) == table
 
 
 def test_the_definition_of_the_mask():
-    answer = torch.rand(3, 30, generator=torch.Generator().manual_seed(0)) < 0.8
-    masks = asked_rows(answer, 3)
-    for k in range(3):
-        for b in range(3):
-            for i in range(30):
+    answer = torch.rand(90, generator=torch.Generator().manual_seed(0)) < 0.8
+    lengths = (30, 1, 2, 40, 17)
+    for k, found in enumerate(rows_of(answer, 3, *lengths)):
+        expected = []
+        for index, length in enumerate(lengths):
+            start = sum(lengths[:index])
+            for i in range(start, start + length):
                 needed = range(i + 1, i + 3 + k)
-                assert bool(masks[k, b, i]) == all(j < 30 and bool(answer[b, j]) for j in needed)
+                expected += [i] * all(j < start + length and bool(answer[j]) for j in needed)
+        assert found == expected
 
 
 def test_labels_and_teachers_of_the_toy_dialogue():
     supervision = supervise(batch(), torch.ones(20, dtype=torch.bool), 3)
-    assert supervision.rows.tolist() == [[3, 4, 5]]
-    assert supervision.labels[0].tolist() == [[15, 16, 17]]
-    assert supervision.labels[1, 0, :2].tolist() == [16, 17]
-    assert supervision.labels[2, 0, :1].tolist() == [17]
-    assert supervision.teachers[0].tolist() == [[4, 5, 6]]
-    assert supervision.teachers[1, 0, :2].tolist() == [5, 6]
-    assert supervision.asked.sum(-1).flatten().tolist() == [3, 2, 1]
+    assert supervision.rows.tolist() == [3, 4, 5]
+    assert supervision.labels[0].tolist() == [15, 16, 17]
+    assert supervision.labels[1, :2].tolist() == [16, 17]
+    assert supervision.labels[2, :1].tolist() == [17]
+    assert supervision.teachers[0].tolist() == [4, 5, 6]
+    assert supervision.teachers[1, :2].tolist() == [5, 6]
+    assert supervision.asked.sum(-1).tolist() == [3, 2, 1]
+
+
+def test_the_dialogue_packed_behind_it_changes_nothing():
+    alone = supervise(batch(), torch.ones(20, dtype=torch.bool), 3)
+    packed = DialogueBatch.collate([IDS, IDS], [ANSWER] * 2, [states(10)] * 2, ["a", "b"])
+    both = supervise(packed, torch.ones(20, dtype=torch.bool), 3)
+    for name in ("asked", "scored", "labels"):
+        assert torch.equal(getattr(both, name), getattr(alone, name).repeat(1, 2)), name
+    assert torch.equal(both.rows, torch.cat([alone.rows, alone.rows + 10]))
+    assert torch.equal(both.teachers, torch.cat([alone.teachers, alone.teachers + 10], dim=1))
 
 
 def test_rows_whose_token_cannot_be_drafted_have_no_loss_but_are_asked():
     t2d = torch.ones(20, dtype=torch.bool)
     t2d[16] = False
     supervision = supervise(batch(), t2d, 2)
-    assert supervision.asked[0].tolist() == [[True, True, True]]
-    assert supervision.scored[0].tolist() == [[True, False, True]]
-    assert supervision.scored[1, 0, :2].tolist() == [False, True]
+    assert supervision.asked[0].tolist() == [True, True, True]
+    assert supervision.scored[0].tolist() == [True, False, True]
+    assert supervision.scored[1, :2].tolist() == [False, True]
 
 
 def test_sampled_answers_are_judged_by_the_targets_most_likely_token():
     t2d = torch.ones(20, dtype=torch.bool)
     t2d[3] = False
-    greedy = torch.full((1, 10), 5)
-    greedy[0, 5] = 3  # after position 5: the teacher of row 4 at step 0 and of row 3 at step 1
+    greedy = torch.full((10,), 5)
+    greedy[5] = 3  # after position 5: the teacher of row 4 at step 0 and of row 3 at step 1
     supervision = supervise(batch(greedy=greedy), t2d, 2)
-    assert supervision.scored[0].tolist() == [[True, False, True]]
-    assert supervision.scored[1, 0, :2].tolist() == [False, True]
+    assert supervision.scored[0].tolist() == [True, False, True]
+    assert supervision.scored[1, :2].tolist() == [False, True]
 
 
 def test_two_answers_of_one_dialogue_do_not_touch():
-    answer = torch.tensor([[0, 1, 1, 1, 0, 0, 1, 1]], dtype=torch.bool)
-    masks = asked_rows(answer, 2)
-    assert masks[0, 0].nonzero().flatten().tolist() == [0, 1, 5]
-    assert masks[1, 0].nonzero().flatten().tolist() == [0]
+    answer = torch.tensor([0, 1, 1, 1, 0, 0, 1, 1], dtype=torch.bool)
+    assert rows_of(answer, 2, 8) == [[0, 1, 5], [0]]
 
 
 def test_a_dialogue_needs_a_prompt():

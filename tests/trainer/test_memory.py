@@ -11,8 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
 from osprey_trainer import memory
-from osprey_trainer.memory import Need, are_formed_whole, check, drafter_bytes, target_bytes, unroll_bytes
-from osprey_trainer.models.target import Target
+from osprey_trainer.memory import Need, check, drafter_bytes, target_bytes, unroll_bytes
+from osprey_trainer.models.target import Target, TargetStates
 from osprey_trainer.unroll import unroll
 
 GIB = 1 << 30
@@ -23,7 +23,7 @@ GIB = 1 << 30
 def test_what_the_unroll_keeps_is_counted_without_data(trained, dialogues, arrangement, bf16):
     drafter = trained(arrangement)
     batch = dialogues((9, 30), (9, 30))
-    rows = torch.arange(8, 37).expand(2, -1)
+    rows = [*range(9, 38), *range(48, 77)]
     kept, weights = {}, {x.untyped_storage().data_ptr() for x in (*drafter.parameters(), *drafter.buffers())}
     alive = []
 
@@ -32,9 +32,11 @@ def test_what_the_unroll_keeps_is_counted_without_data(trained, dialogues, arran
         alive.append(tensor)
         return tensor
 
-    taps = batch.states.taps.bfloat16() if bf16 else batch.states.taps
+    if bf16:
+        taps = TargetStates(batch.states.taps.bfloat16(), batch.states.last_hidden)
+        batch = dataclasses.replace(batch, states=taps)
     with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        unroll(drafter, batch.ids, taps, rows, 4)
+        unroll(drafter, batch, rows, 4)
     truth = sum(size for storage, size in kept.items() if storage not in weights)
     told = unroll_bytes(drafter.config, dialogues=2, tokens=39, rows=29, steps=4, bf16=bf16)
     assert told == pytest.approx(truth, rel=0.01)
@@ -87,27 +89,14 @@ def test_what_cannot_fit_is_refused_with_what_would():
     def need(tokens):
         return Need(target=16 * GIB, drafter=4 * GIB, unroll=tokens * (GIB // 100))
 
-    check({5000: need(5000)}, available=80 * GIB)
+    check(need(5000), tokens=5000, available=80 * GIB)
     with pytest.raises(
         StageError, match=r"at least 101\.9 GiB of the 80\.0 .* 8192 tokens: .* to 6000 or less"
     ) as caught:
-        check({8192: need(8192), 40: need(40)}, available=80 * GIB)
+        check(need(8192), tokens=8192, available=80 * GIB)
     assert caught.value.reason is FailureReason.INVALID_CONFIG
     with pytest.raises(StageError, match=r"larger GPUs"):
-        check({8192: need(8192)}, available=16 * GIB)
-
-
-def test_scores_that_are_kept_may_make_a_shorter_dialogue_the_worst(trained, monkeypatch):
-    monkeypatch.setattr("osprey_trainer.unroll.MANY_SCORES", 4 * 100 * 120)
-    monkeypatch.setattr("osprey_trainer.memory.MANY_SCORES", 4 * 100 * 120)
-    config = trained("osprey").config
-
-    def of(tokens):
-        return unroll_bytes(config, dialogues=1, tokens=tokens, rows=100, steps=4, bf16=False)
-
-    assert are_formed_whole(config, dialogues=1, tokens=121, rows=100)
-    assert not are_formed_whole(config, dialogues=1, tokens=122, rows=100)
-    assert of(121) > 1.2 * of(122)
+        check(need(8192), tokens=8192, available=16 * GIB)
 
 
 def test_this_machine_has_memory(monkeypatch, tmp_path):

@@ -1,12 +1,16 @@
 """The unroll against the backbone's own language model, and against rows run one by one."""
 
+import dataclasses
+from bisect import bisect_right
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from osprey_trainer import unroll as unrolled
+from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
+from osprey_trainer.models.target import TargetStates
 from osprey_trainer.unroll import unroll
 
 STEPS = 4
@@ -25,22 +29,30 @@ def source(make_model, tmp_path_factory, request):
 def test_at_initialisation_every_step_is_the_backbone(osprey, source, dialogues, layers, rows):
     batch = dialogues((5, 12), (9, 6), (1, 17))
     drafter = osprey(layers, source)
-    chosen = supervise(batch, drafter.t2d, STEPS).rows
+    chosen = supervise(batch, drafter.t2d, STEPS).rows.tolist()
     if rows == "all":
-        chosen = torch.arange(batch.ids.shape[1] - 1).expand(len(batch.ids), -1)
+        chosen = (torch.arange(len(batch.ids)) < batch.lasts).nonzero().flatten().tolist()
 
+    busy = TargetStates(batch.states.taps * 5, batch.states.last_hidden)
     with torch.no_grad():
-        outputs = unroll(drafter, batch.ids, batch.states.taps * 5, chosen, STEPS)
-        expected = Backbone.prune(source, layers)(batch.ids[:, 1:])
+        outputs = unroll(drafter, dataclasses.replace(batch, states=busy), chosen, STEPS)
+        backbone = Backbone.prune(source, layers)
+        expected = [backbone(ids[None, 1:])[0] for ids in batch.by_dialogue(batch.ids)]
 
     compared = 0
     for k, output in enumerate(outputs):
-        for b, dialogue_rows in enumerate(chosen.tolist()):
-            for r, i in enumerate(dialogue_rows):
-                if i + 1 + k < batch.ids.shape[1]:
-                    torch.testing.assert_close(output[b, r], expected[b, i + k], atol=2e-5, rtol=1e-5)
-                    compared += 1
+        for r, (dialogue, i) in enumerate(placed(batch, chosen)):
+            if i + 1 + k < batch.lengths[dialogue]:
+                torch.testing.assert_close(output[r], expected[dialogue][i + k], atol=2e-5, rtol=1e-5)
+                compared += 1
     assert compared > 100
+
+
+def placed(batch, rows):
+    """Dialogue and position of each row."""
+    starts = [sum(batch.lengths[:index]) for index in range(len(batch.lengths))]
+    dialogues = [bisect_right(starts, row) - 1 for row in rows]
+    return [(dialogue, row - starts[dialogue]) for dialogue, row in zip(dialogues, rows, strict=True)]
 
 
 def test_the_backbone_is_the_source_cut_short(source):
@@ -58,70 +70,84 @@ def test_every_row_equals_a_row_run_by_itself(trained, slow_drafter, source, dia
     batch = dialogues((4, 7), (2, 9), (6, 3))
     drafter = trained(*made, source=source)
     supervision = supervise(batch, drafter.t2d, STEPS)
+    rows = supervision.rows.tolist()
     with torch.no_grad():
-        outputs = unroll(drafter, batch.ids, batch.states.taps, supervision.rows, STEPS)
+        outputs = unroll(drafter, batch, rows, STEPS)
 
     slow = slow_drafter(drafter)
     compared = [0] * STEPS
-    for b in range(len(batch.ids)):
-        for r, i in enumerate(supervision.rows[b].tolist()):
-            if not supervision.asked[0, b, r]:
-                continue
-            steps = int(supervision.asked[:, b, r].sum())
-            chain = slow.chain(
-                batch.ids[b],
-                batch.states.taps[b],
-                i,
-                steps,
-                choose=lambda k, _normed, b=b, i=i: int(batch.ids[b, i + 2 + k]),
-            )
-            for k, expected in enumerate(chain):
-                torch.testing.assert_close(outputs[k][b, r].double(), expected, atol=1e-4, rtol=1e-4)
-                compared[k] += 1
+    for r, (dialogue, i) in enumerate(placed(batch, rows)):
+        ids, taps = batch.by_dialogue(batch.ids)[dialogue], batch.by_dialogue(batch.states.taps)[dialogue]
+        steps = int(supervision.asked[:, r].sum())
+        chain = slow.chain(ids, taps, i, steps, choose=lambda k, _normed, ids=ids, i=i: int(ids[i + 2 + k]))
+        for k, expected in enumerate(chain):
+            torch.testing.assert_close(outputs[k][r].double(), expected, atol=1e-4, rtol=1e-4)
+            compared[k] += 1
     assert compared == [16, 13, 10, 8]
 
 
-@pytest.mark.parametrize("arrangement", ["osprey", "eagle3"])
-@pytest.mark.parametrize("bf16", [False, True])
-def test_attention_in_blocks_is_the_same_and_keeps_no_scores(trained, dialogues, monkeypatch, arrangement, bf16):
-    drafter = trained(arrangement)
-    batch = dialogues((4, 60), (12, 43))
-    rows = supervise(batch, drafter.t2d, STEPS).rows
-    scores = len(rows) * drafter.config.body.num_heads * rows.shape[1] * (batch.ids.shape[1] - 1)
+@pytest.mark.parametrize("made", [("osprey", 2), ("eagle3", 1)])
+def test_nothing_leaks_between_packed_dialogues_at_any_step(trained, source, dialogues, made):
+    """Neither values nor gradients: the neighbours' states and tokens are as good as not there."""
+    drafter = trained(*made, source=source)
+    batch = dialogues((4, 9), (3, 5), (6, 8))
+    middle = slice(batch.lengths[0], batch.lengths[0] + batch.lengths[1])
+    rows = list(range(middle.start, middle.stop - 1))
 
-    def run() -> tuple[list[torch.Tensor], int]:
-        """Outputs and gradients; elements of the largest tensor that was kept for the gradients."""
-        kept = []
+    ids, taps = batch.ids[middle], batch.states.taps[middle]
+    states = TargetStates(taps, batch.states.last_hidden[middle])
+    own = DialogueBatch.collate([ids], [batch.answer[middle]], [states], ["alone"])
+    with torch.no_grad():
+        alone = unroll(drafter, own, range(len(rows)), STEPS)
+
+    others = batch.states.taps.clone().requires_grad_()
+    packed = dataclasses.replace(batch, states=TargetStates(others, batch.states.last_hidden))
+    outputs = unroll(drafter, packed, rows, STEPS)
+    for k in range(STEPS):
+        torch.testing.assert_close(outputs[k], alone[k], atol=1e-5, rtol=1e-5)
+        (gradient,) = torch.autograd.grad(outputs[k].square().sum(), others, retain_graph=True)
+        assert gradient[middle].abs().sum(1)[:-1].gt(0).all()
+        gradient[middle] = 0
+        assert not gradient.any()
+
+    disturbed = batch.ids.clone()
+    disturbed[: middle.start] = 1
+    disturbed[middle.stop :] = 2
+    with torch.no_grad():
+        again = unroll(drafter, dataclasses.replace(packed, ids=disturbed), rows, STEPS)
+    for k in range(STEPS):
+        assert torch.equal(again[k], outputs[k])
+
+
+def test_the_future_changes_nothing(trained, dialogues):
+    drafter = trained("osprey")
+    batch = dialogues((4, 9))
+    cut = DialogueBatch.collate(
+        [batch.ids[:8]], [batch.answer[:8]], [TargetStates(batch.states.taps[:8], batch.states.last_hidden[:8])], ["x"]
+    )
+    with torch.no_grad():
+        shorter = unroll(drafter, cut, [2, 3, 4, 5], 2)
+        longer = unroll(drafter, batch, [2, 3, 4, 5], 2)
+    for k in range(2):
+        torch.testing.assert_close(shorter[k], longer[k])
+
+
+@pytest.mark.parametrize("arrangement", ["osprey", "eagle3"])
+def test_nothing_of_rows_times_keys_is_kept(trained, dialogues, arrangement):
+    drafter = trained(arrangement)
+
+    def kept(length: int) -> int:
+        """Elements of all tensors that are kept for the gradient."""
+        batch = dialogues((4, length))
+        storages = {}
 
         def keep(tensor):
-            kept.append(tensor.numel())
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                outputs = unroll(drafter, batch.ids, batch.states.taps, rows, STEPS)
-            loss = sum(output.float().square().sum() for output in outputs)
-        parameters = [p for p in drafter.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)  # the head is not part of it
-        return [*outputs, *(gradient for gradient in gradients if gradient is not None)], max(kept)
+            outputs = unroll(drafter, batch, supervise(batch, drafter.t2d, STEPS).rows.tolist(), STEPS)
+        assert len(outputs) == STEPS
+        return sum(storages.values())
 
-    expected, largest = run()
-    assert largest > scores
-    monkeypatch.setattr(unrolled, "MANY_SCORES", scores - 1)
-    monkeypatch.setattr(unrolled, "_BLOCK_ROWS", 17)
-    found, largest = run()
-    assert largest < scores / 2
-    for one, other in zip(found, expected, strict=True):
-        tolerance = (5e-2 if bf16 else 1e-5) * float(other.detach().abs().max())
-        torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
-
-
-def test_padding_and_the_future_change_nothing(trained, dialogues):
-    drafter = trained("osprey")
-    rows = torch.tensor([[2, 3, 4, 5]])
-    both = dialogues((4, 9), (3, 5))
-    with torch.no_grad():
-        alone = unroll(drafter, both.ids[1:, :8], both.states.taps[1:, :8], rows, 2)
-        padded = unroll(drafter, both.ids, both.states.taps, rows.expand(2, -1), 2)
-    for k in range(2):
-        torch.testing.assert_close(alone[k][0, : 4 - k], padded[k][1, : 4 - k])
+    assert kept(800) - kept(400) == pytest.approx(kept(400) - kept(1), rel=0.05)

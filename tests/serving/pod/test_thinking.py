@@ -117,14 +117,16 @@ def test_reasoning_is_kept_and_learned_token_by_token(pod, configs, thinker, sgl
     steps = 3
     batch = OnlineTeacher(Target(thinker.folder), greedy=True, device=torch.device("cpu")).batch(dialogues)
     wanted = supervise(batch, torch.ones(264, dtype=torch.bool), steps)
-    for row, dialogue in enumerate(dialogues):
-        ids = [*dialogue.prompt_ids.tolist(), *dialogue.answer_ids.tolist()]
-        assert batch.ids[row, : len(ids)].tolist() == ids
+    start = 0
+    for ids, dialogue in zip(batch.by_dialogue(batch.ids), dialogues, strict=True):
+        assert ids.tolist() == [*dialogue.prompt_ids.tolist(), *dialogue.answer_ids.tolist()]
+        here = (wanted.rows >= start) & (wanted.rows < start + len(ids))
         for k in range(steps):
-            at = wanted.scored[k, row]
-            assert wanted.labels[k, row][at].tolist() == dialogue.answer_ids[1 + k :].tolist()
+            at = wanted.scored[k] & here
+            assert wanted.labels[k][at].tolist() == dialogue.answer_ids[1 + k :].tolist()
             first = len(dialogue.prompt_ids) - 1
-            assert wanted.rows[row][at].tolist() == list(range(first, len(ids) - 2 - k))
+            assert (wanted.rows[at] - start).tolist() == list(range(first, len(ids) - 2 - k))
+        start += len(ids)
 
 
 def chat(server, row):

@@ -25,10 +25,11 @@ def dialogues():
 
 def test_an_online_batch_is_what_the_target_says_of_each_dialogue(dialogues, target):
     batch = OnlineTeacher(target, greedy=False, device=CPU).batch(dialogues)
-    for row, dialogue in enumerate(dialogues):
+    taps, greedy = batch.by_dialogue(batch.states.taps), batch.by_dialogue(batch.greedy)
+    for index, dialogue in enumerate(dialogues):
         alone = target.states(dialogue.ids[None])
-        torch.testing.assert_close(batch.states.taps[row, : len(dialogue)], alone.taps[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(taps[index], alone.taps[0], atol=1e-4, rtol=1e-4)
         likely = (alone.last_hidden[0] @ target.head.weight.T).argmax(-1)
-        assert torch.equal(batch.greedy[row, : len(dialogue)], likely)
-    assert batch.answer.sum(1).tolist() == [4, 2, 20, 7, 3]
+        assert torch.equal(greedy[index], likely)
+    assert [int(marks.sum()) for marks in batch.by_dialogue(batch.answer)] == [4, 2, 20, 7, 3]
     assert OnlineTeacher(target, greedy=True, device=CPU).batch(dialogues).greedy is None

@@ -77,7 +77,7 @@ def simulate(
         chunk: rows whose [chunk, Vd] logits exist at one time.
     """
     supervision = supervise(batch, drafter.t2d, steps)
-    outputs = unroll(drafter, batch.ids, batch.states.taps, supervision.rows, steps)
+    outputs = unroll(drafter, batch, supervision.rows.tolist(), steps)
     hits = torch.stack(
         [
             greedy_draft(drafter, output, chunk) == labels
@@ -88,10 +88,9 @@ def simulate(
 
 
 def greedy_draft(drafter: Drafter, hidden: Tensor, chunk: int) -> Tensor:
-    """hidden: [B, R, H] -> the drafter's token, as an id of the target, int64 [B, R]."""
-    parts = torch.split(hidden.flatten(0, 1), chunk)
-    draft = torch.cat([functional.linear(part, drafter.lm_head.weight).argmax(-1) for part in parts])
-    return drafter.draft_ids[draft].view(hidden.shape[:2])
+    """hidden: [R, H] -> the drafter's token, as an id of the target, int64 [R]."""
+    parts = [functional.linear(part, drafter.lm_head.weight).argmax(-1) for part in torch.split(hidden, chunk)]
+    return drafter.draft_ids[torch.cat(parts)]
 
 
 def replay(
@@ -102,18 +101,17 @@ def replay(
     Args:
         batch: the dialogues.
         supervision: rows of the batch for K steps.
-        hits: bool [K, B, R], whether the drafter's token at each step is the label.
+        hits: bool [K, R], whether the drafter's token at each step is the label.
         max_tokens: cuts every answer there.
     """
-    hits = (hits & supervision.asked).cpu()
-    requests = []
-    for index, (name, answer) in enumerate(zip(batch.names, batch.answer.tolist(), strict=True)):
-        first_row = 0
-        for length in _answer_lengths(answer):
+    by_row = (hits & supervision.asked).T.tolist()
+    requests, first_row = [], 0
+    for name, answer in zip(batch.names, batch.by_dialogue(batch.answer.cpu()), strict=True):
+        for length in _answer_lengths(answer.tolist()):
             rows = slice(first_row, first_row + length - 1)
             first_row += length - 1
             tokens = length if max_tokens is None else min(length, max_tokens)
-            requests.append(_walk(name, tokens, hits[:, index, rows].T.tolist()))
+            requests.append(_walk(name, tokens, by_row[rows]))
     return requests
 
 

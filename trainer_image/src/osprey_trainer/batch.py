@@ -7,7 +7,6 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
@@ -16,20 +15,20 @@ from osprey_trainer.models.target import TargetStates
 
 @dataclass(frozen=True)
 class DialogueBatch:
-    """Dialogues that a target answered, with the target's states.
+    """Dialogues that a target answered, packed end to end, with the target's states: N tokens in all, none of padding.
 
     Attributes:
-        ids: int64 [B, L], padded on the right.
-        lengths: int64 [B].
-        answer: bool [B, L], true on tokens that the target produced; false on padding.
-        states: taps [B, L, 3·Ht] and last hidden states [B, L, Ht]; those of the padding mean nothing.
-        greedy: int64 [B, L], the target's most likely token after each position; None when the answers are greedy,
+        ids: int64 [N].
+        lengths: tokens of each dialogue; their sum is N.
+        answer: bool [N], true on tokens that the target produced.
+        states: taps [N, 3·Ht] and last hidden states [N, Ht].
+        greedy: int64 [N], the target's most likely token after each position; None when the answers are greedy,
             since it then is the next token.
         names: of the dialogues, for reports.
     """
 
     ids: Tensor
-    lengths: Tensor
+    lengths: tuple[int, ...]
     answer: Tensor
     states: TargetStates
     greedy: Tensor | None
@@ -44,7 +43,7 @@ class DialogueBatch:
         names: Sequence[str],
         greedy: Sequence[Tensor] | None = None,
     ) -> Self:
-        """Pads dialogues of [n] ids, [n] answer marks and [n, ...] states (captured before) to one batch.
+        """Packs dialogues of [n] ids, [n] answer marks and [n, ...] states.
 
         Raises:
             StageError: INVALID_DATA for a dialogue without a prompt: nothing asked for its answer.
@@ -56,14 +55,14 @@ class DialogueBatch:
                     f"Dialogue {name} begins with the target's answer; it needs at least one prompt token before.",
                 )
         return cls(
-            ids=pad_sequence(list(ids), batch_first=True),
-            lengths=torch.tensor([len(x) for x in ids]),
-            answer=pad_sequence(list(answer), batch_first=True),
+            ids=torch.cat(list(ids)),
+            lengths=tuple(len(x) for x in ids),
+            answer=torch.cat(list(answer)),
             states=TargetStates(
-                taps=pad_sequence([x.taps for x in states], batch_first=True),
-                last_hidden=pad_sequence([x.last_hidden for x in states], batch_first=True),
+                taps=torch.cat([x.taps for x in states]),
+                last_hidden=torch.cat([x.last_hidden for x in states]),
             ),
-            greedy=None if greedy is None else pad_sequence(list(greedy), batch_first=True),
+            greedy=None if greedy is None else torch.cat(list(greedy)),
             names=tuple(names),
         )
 
@@ -72,7 +71,6 @@ class DialogueBatch:
         return dataclasses.replace(
             self,
             ids=self.ids.to(device),
-            lengths=self.lengths.to(device),
             answer=self.answer.to(device),
             states=TargetStates(self.states.taps.to(device), self.states.last_hidden.to(device)),
             greedy=None if self.greedy is None else self.greedy.to(device),
@@ -82,6 +80,21 @@ class DialogueBatch:
     def tokens(self) -> int:
         """Answer tokens, for the speed that is reported."""
         return int(self.answer.sum())
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [N]: of each token in its own dialogue, from 0."""
+        return torch.cat([torch.arange(length, device=self.ids.device) for length in self.lengths])
+
+    @property
+    def lasts(self) -> Tensor:
+        """int64 [N]: for each token the place of the last token of its dialogue."""
+        lengths = torch.tensor(self.lengths, device=self.ids.device)
+        return (lengths.cumsum(0) - 1).repeat_interleave(lengths, output_size=len(self.ids))
+
+    def by_dialogue(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Splits [N, ...] into the [length, ...] of each dialogue."""
+        return torch.split(values, list(self.lengths))
 
 
 @dataclass(frozen=True)

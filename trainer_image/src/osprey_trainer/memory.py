@@ -6,7 +6,6 @@ torch's fake tensors, and what autograd saves is added up. In practice more is n
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +18,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
+from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.models.draft import DraftConfig, Drafter
 from osprey_trainer.models.hf_names import read_config, weight_files
 from osprey_trainer.models.supported import unpacked
-from osprey_trainer.unroll import MANY_SCORES, unroll
+from osprey_trainer.models.target import TargetStates
+from osprey_trainer.unroll import unroll
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +77,9 @@ def unroll_bytes(config: DraftConfig, *, dialogues: int, tokens: int, rows: int,
     """
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         drafter = Drafter(config)
-        taps = config.num_taps * config.target_hidden_size
-        ids = torch.zeros(dialogues, tokens, dtype=torch.long)
-        places = torch.zeros(dialogues, rows, dtype=torch.long)
-        states = torch.zeros(dialogues, tokens, taps, dtype=torch.bfloat16 if bf16 else torch.float32)
+        batch = _batch(config, (tokens,) * dialogues, torch.bfloat16 if bf16 else torch.float32)
+        # The last token of a dialogue has no row: nothing follows it.
+        asked = [(index + 1) * tokens - 1 - rows + row for index in range(dialogues) for row in range(rows)]
         weights = {_storage(tensor) for tensor in (*drafter.parameters(), *drafter.buffers())}
         kept: dict[int, int] = {}
         alive: list[Tensor] = []  # a storage that is freed would give its number to another one
@@ -90,8 +90,23 @@ def unroll_bytes(config: DraftConfig, *, dialogues: int, tokens: int, rows: int,
             return tensor
 
         with saved_tensors_hooks(keep, lambda tensor: tensor):
-            unroll(drafter, ids, states, places, steps)
+            unroll(drafter, batch, asked, steps)
     return sum(size for storage, size in kept.items() if storage not in weights)
+
+
+def _batch(config: DraftConfig, lengths: tuple[int, ...], dtype: torch.dtype) -> DialogueBatch:
+    total, hidden = sum(lengths), config.target_hidden_size
+    return DialogueBatch(
+        ids=torch.zeros(total, dtype=torch.long),
+        lengths=lengths,
+        answer=torch.ones(total, dtype=torch.bool),
+        states=TargetStates(
+            taps=torch.zeros(total, config.num_taps * hidden, dtype=dtype),
+            last_hidden=torch.zeros(total, hidden, dtype=dtype),
+        ),
+        greedy=None,
+        names=("",) * len(lengths),
+    )
 
 
 def _storage(tensor: Tensor) -> int:
@@ -130,22 +145,17 @@ def device_bytes(device: torch.device) -> int:
         return machine
 
 
-def are_formed_whole(config: DraftConfig, *, dialogues: int, tokens: int, rows: int) -> bool:
-    """Whether attention's scores of a batch are formed, and kept, as one: then a shorter dialogue may need more."""
-    return dialogues * config.body.num_heads * rows * (tokens - 1) <= MANY_SCORES
-
-
-def check(needs: Mapping[int, Need], *, available: int) -> None:
+def check(need: Need, *, tokens: int, available: int) -> None:
     """Refuses what cannot fit.
 
     Args:
-        needs: of dialogues of a length in tokens, prompt and answer together.
+        need: of the longest dialogues.
+        tokens: of each of them, prompt and answer together.
         available: bytes of the device.
 
     Raises:
         StageError: INVALID_CONFIG, with about the length that would fit.
     """
-    tokens, need = max(needs.items(), key=lambda item: item[1].total)
     log.info("a process needs at least %s GiB of memory, and has %s", _gib(need.total), _gib(available))
     if need.total <= available:
         return

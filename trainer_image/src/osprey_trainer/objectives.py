@@ -99,21 +99,22 @@ class Distillation(Objective[DialogueBatch]):
 
     def rows(self, batch: DialogueBatch) -> Tensor:
         """Supervised rows of each unroll step: int64 [steps]."""
-        return supervise(batch, self.drafter.t2d, self.steps).scored.sum((1, 2))
+        return supervise(batch, self.drafter.t2d, self.steps).scored.sum(1)
 
     def forward(self, batch: DialogueBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """-> (sum over k of weight[k] · scale[k] · sum of the rows' losses, totals for `summarise`)."""
         drafter = self.drafter
         supervision = supervise(batch, drafter.t2d, self.steps)
         scored, labels = supervision.scored, supervision.labels
-        outputs = unroll(drafter, batch.ids, batch.states.taps, supervision.rows, self.steps)
-        term, dialogue, _ = picked = scored.nonzero(as_tuple=True)
+        outputs = unroll(drafter, batch, supervision.rows.tolist(), self.steps)
+        term, _ = picked = scored.nonzero(as_tuple=True)
         loss, predicted = chunked.distillation(
             hidden=torch.cat([output[rows] for output, rows in zip(outputs, scored, strict=True)]),
             head=drafter.lm_head.weight,
-            teacher_hidden=batch.states.last_hidden[dialogue, supervision.teachers[picked]],
+            teacher_hidden=batch.states.last_hidden,
             teacher_head=dataclasses.replace(self._teacher, weight=self.teacher_weight),
             weight=(self.step_weights * scale)[term],
+            teachers=supervision.teachers[picked],
             divergence=self.divergence,
             chunk=self.chunk,
         )

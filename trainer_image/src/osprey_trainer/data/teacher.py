@@ -1,5 +1,6 @@
 """Where the target's states come from: here, from the target itself; `states` reads those that were captured."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from osprey_runtime.manifest import Manifest
 from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.data.answers import Dialogue
 from osprey_trainer.data.split import MICRO_BATCH_TOKENS
-from osprey_trainer.models.target import Target
+from osprey_trainer.models.target import Target, TargetStates
 
 
 def answers_are_greedy(answers: Manifest) -> bool:
@@ -59,16 +60,22 @@ class OnlineTeacher:
 
     def batch(self, dialogues: Sequence[Dialogue]) -> DialogueBatch:
         """Returns the dialogues as one micro-batch, on the target's device."""
+        # Padded: the layers of some families carry a state along the sequence, which no mask keeps apart.
         ids = pad_sequence([dialogue.ids for dialogue in dialogues], batch_first=True).to(self._device)
-        states = self._target.states(ids)
-        return DialogueBatch(
-            ids=ids,
-            lengths=torch.tensor([len(dialogue) for dialogue in dialogues]),
-            answer=pad_sequence([dialogue.answer_mask for dialogue in dialogues], batch_first=True),
+        padded = self._target.states(ids)
+        states = [
+            TargetStates(taps[: len(dialogue)], last_hidden[: len(dialogue)])
+            for dialogue, taps, last_hidden in zip(dialogues, padded.taps, padded.last_hidden, strict=True)
+        ]
+        batch = DialogueBatch.collate(
+            ids=[dialogue.ids for dialogue in dialogues],
+            answer=[dialogue.answer_mask for dialogue in dialogues],
             states=states,
-            greedy=None if self._greedy else self._target.greedy_tokens(states.last_hidden),
-            names=tuple(dialogue.name for dialogue in dialogues),
+            names=[dialogue.name for dialogue in dialogues],
         ).to(self._device)
+        if self._greedy:
+            return batch
+        return dataclasses.replace(batch, greedy=self._target.greedy_tokens(batch.states.last_hidden))
 
 
 class SharedTeacher(OnlineTeacher):

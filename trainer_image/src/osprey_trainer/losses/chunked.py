@@ -17,7 +17,7 @@ from osprey_trainer.teacher_head import TeacherHead
 
 
 class _Targets(Protocol):
-    """What a row's distribution is compared with."""
+    """What a row's distribution is compared with; rows are named by their place in the plan's order."""
 
     def losses_and_gradients(self, rows: slice, log_q: Tensor) -> Tensor:
         """Losses [chunk] of log-probabilities [chunk, V], which become d loss / d logits in place."""
@@ -25,13 +25,18 @@ class _Targets(Protocol):
 
 @dataclass(frozen=True)
 class _Soft:
+    """Attributes: hidden: [T, Ht], one for each teacher; which: int64 [R], ascending: that of each row."""
+
     hidden: Tensor
+    which: Tensor
     head: TeacherHead
     divergence: Divergence
 
     def losses_and_gradients(self, rows: slice, log_q: Tensor) -> Tensor:
-        p = self.head.logits(self.hidden[rows]).softmax(-1)
-        return self.divergence.losses_and_gradients(p, log_q)
+        which = self.which[rows]
+        first, last = which[[0, -1]].tolist()
+        p = self.head.logits(self.hidden[first : last + 1]).softmax(-1)
+        return self.divergence.losses_and_gradients(p[which - first], log_q)
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,10 @@ class _Hard:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a row is compared with; rows a chunk; dtype of the matrix products."""
+    """What a row is compared with; in which order rows are taken, int64 [R]; rows a chunk; dtype of the products."""
 
     targets: _Targets
+    order: Tensor
     chunk: int
     dtype: torch.dtype
 
@@ -65,15 +71,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             predicted = torch.empty(len(x), dtype=torch.long, device=x.device)
             loss = torch.zeros((), device=x.device)
             for start in range(0, len(x), plan.chunk):
-                rows = slice(start, start + plan.chunk)
-                log_q = functional.linear(x[rows], w).float()
-                predicted[rows] = log_q.argmax(-1)
-                log_q.sub_(log_q.logsumexp(-1, keepdim=True))
-                loss += plan.targets.losses_and_gradients(rows, log_q) @ weight[rows]
-                gradient = log_q.mul_(weight[rows, None]).to(plan.dtype)
+                rows = plan.order[start : start + plan.chunk]
+                taken, weights = x[rows], weight[rows]
+                logits = functional.linear(taken, w)
+                predicted[rows] = logits.argmax(-1)
+                log_q = logits.log_softmax(-1, dtype=torch.float32)
+                del logits
+                losses = plan.targets.losses_and_gradients(slice(start, start + plan.chunk), log_q)
+                loss += losses @ weights
+                gradient = log_q.mul_(weights[:, None]).to(plan.dtype)
                 grad_hidden[rows] = gradient @ w
-                if grad_head is not None:
-                    grad_head += gradient.T @ x[rows]
+                if grad_head is not None and gradient.dtype == grad_head.dtype:
+                    grad_head.addmm_(gradient.T, taken)  # without another tensor of the head's size
+                elif grad_head is not None:
+                    grad_head += gradient.T @ taken
         ctx.save_for_backward(grad_hidden, grad_head)
         ctx.dtypes = hidden.dtype, head.dtype
         ctx.mark_non_differentiable(predicted)
@@ -96,20 +107,28 @@ def distillation(
     teacher_head: TeacherHead,
     weight: Tensor,
     *,
+    teachers: Tensor,
     divergence: Divergence,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """`eager.distillation`, `chunk` rows at a time, in the dtype of autocast where that is on."""
+    """`eager.distillation`, `chunk` rows at a time, in the dtype of autocast where that is on.
+
+    Rows of different steps of the unroll have the same teachers. They are taken side by side, so that the teacher's
+    distribution is formed once for all of them, but where two chunks meet.
+    """
     dtype = _matmul_dtype(hidden)
-    targets = _Soft(teacher_hidden.to(dtype), teacher_head.to(dtype), divergence)
-    return _apply(hidden, head, weight, _Plan(targets, chunk, dtype))
+    order = teachers.argsort(stable=True)
+    distinct, which = torch.unique_consecutive(teachers[order], return_inverse=True)
+    targets = _Soft(teacher_hidden[distinct].to(dtype), which, teacher_head.to(dtype), divergence)
+    return _apply(hidden, head, weight, _Plan(targets, order, chunk, dtype))
 
 
 def hard_cross_entropy(
     hidden: Tensor, head: Tensor, labels: Tensor, weight: Tensor, *, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """`eager.hard_cross_entropy`, `chunk` rows at a time, in the dtype of autocast where that is on."""
-    return _apply(hidden, head, weight, _Plan(_Hard(labels), chunk, _matmul_dtype(hidden)))
+    order = torch.arange(len(hidden), device=hidden.device)
+    return _apply(hidden, head, weight, _Plan(_Hard(labels), order, chunk, _matmul_dtype(hidden)))
 
 
 def _apply(hidden: Tensor, head: Tensor, weight: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ def distillation(
     teacher_head: TeacherHead,
     weight: Tensor,
     *,
+    teachers: Tensor,
     divergence: Divergence,
 ) -> tuple[Tensor, Tensor]:
     """How far the drafter is from the teacher, renormalised over the draft vocabulary.
@@ -25,9 +26,10 @@ def distillation(
     Args:
         hidden: [R, H], the drafter's output.
         head: [Vd, H], the drafter's head.
-        teacher_hidden: [R, Ht], last hidden states of the target.
+        teacher_hidden: [N, Ht], last hidden states of the target.
         teacher_head: the target's head, [Vd, Ht]: its rows for the draft vocabulary.
         weight: [R].
+        teachers: int64 [R], which of the teacher's states teaches each row.
         divergence: of a row.
 
     Returns:
@@ -35,7 +37,7 @@ def distillation(
     """
     logits = functional.linear(hidden, head).float()
     with torch.no_grad():
-        target = teacher_head.logits(teacher_hidden).softmax(-1)
+        target = teacher_head.logits(teacher_hidden)[teachers].softmax(-1)
     losses = divergence.losses(target, logits.log_softmax(-1))
     return (losses * weight).sum(), logits.argmax(-1)
 

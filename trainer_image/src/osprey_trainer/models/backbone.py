@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from osprey_api.conditions import FailureReason
 from osprey_runtime.errors import StageError
@@ -30,9 +31,17 @@ class BackboneLayer(nn.Module):
         """stream: [B, T, H] -> [B, T, H]."""
         x = self.input_layernorm(stream)
         queries = self.self_attn.queries(x, cos_sin)
-        stream = stream + self.self_attn.causal(queries, *self.self_attn.keys_values(x, cos_sin))
+        stream = stream + self.self_attn.output(_causal(queries, *self.self_attn.keys_values(x, cos_sin)))
         out: Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
         return out
+
+
+def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal self-attention of whole sequences: [B, T, heads, D] and twice [B, T, kv_heads, D] -> [B, T, heads, D]."""
+    group = queries.shape[2] // keys.shape[2]
+    keys, values = (x.repeat_interleave(group, 2).transpose(1, 2) for x in (keys, values))
+    mixed = functional.scaled_dot_product_attention(queries.transpose(1, 2), keys, values, is_causal=True)
+    return mixed.transpose(1, 2)
 
 
 class Backbone(nn.Module):

@@ -244,8 +244,8 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
-    """Applies RoPE to x: [B, heads, T, head_dim]; cos and sin: [T, head_dim] or [B, 1, T, head_dim]."""
-    cos, sin = cos_sin
+    """Applies RoPE to x: [..., heads, head_dim]; cos and sin: [..., head_dim]."""
+    cos, sin = (part.unsqueeze(-2) for part in cos_sin)
     left, right = x.chunk(2, dim=-1)
     return (x * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
 
@@ -265,31 +265,23 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(body.head_dim, body.rms_norm_eps) if body.has_head_norms else None
 
     def queries(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
-        """x: [B, T, input_size] -> rotated queries [B, heads, T, head_dim]."""
+        """x: [..., input_size] -> rotated queries [..., heads, head_dim]."""
         queries = self._heads(self.q_proj(x), self.num_heads)
         return rotate(queries if self.q_norm is None else self.q_norm(queries), cos_sin)
 
     def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """x: [B, T, input_size] -> rotated keys and values, each [B, kv_heads, T, head_dim]."""
+        """x: [..., input_size] -> rotated keys and values, each [..., kv_heads, head_dim]."""
         keys = self._heads(self.k_proj(x), self.num_kv_heads)
         keys = rotate(keys if self.k_norm is None else self.k_norm(keys), cos_sin)
         return keys, self._heads(self.v_proj(x), self.num_kv_heads)
 
-    def causal(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Causal self-attention of whole sequences -> [B, T, H]."""
-        group = self.num_heads // self.num_kv_heads
-        mixed = functional.scaled_dot_product_attention(
-            queries, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), is_causal=True
-        )
-        return self.output(mixed)
-
     def output(self, mixed: Tensor) -> Tensor:
-        """mixed: [B, heads, T, head_dim] -> [B, T, H]."""
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        """mixed: [..., heads, head_dim] -> [..., H]."""
+        out: Tensor = self.o_proj(mixed.flatten(-2))
         return out
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
-        return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
+        return x.view(*x.shape[:-1], heads, self.head_dim)
 
 
 class Mlp(nn.Module):

@@ -208,12 +208,8 @@ def _count_memory(
         world_size=ctx.world_size,
     )
 
-    def is_whole(dialogue: Dialogue) -> bool:
-        rows = len(dialogue.answer_ids) - 1
-        return memory.are_formed_whole(drafter.config, dialogues=together, tokens=len(dialogue), rows=rows)
-
-    def need(dialogue: Dialogue) -> memory.Need:
-        unrolled = memory.unroll_bytes(
+    def unrolled(dialogue: Dialogue) -> int:
+        return memory.unroll_bytes(
             drafter.config,
             dialogues=together,
             tokens=len(dialogue),
@@ -221,12 +217,14 @@ def _count_memory(
             steps=config.unroll,
             bf16=config.optimization.precision == "BF16",
         )
-        return memory.Need(target, of_drafter, unrolled)
 
-    longest = [max(dialogues, key=len), *sorted(filter(is_whole, dialogues), key=len)[-1:]]
+    # Prompts are run once, and answers once for each step.
+    worst = max((max(dialogues, key=len), max(dialogues, key=lambda one: len(one.answer_ids))), key=unrolled)
     sharing = 1 if device.type == "cuda" else execution.processes_per_node
     memory.check(
-        {len(dialogue): need(dialogue) for dialogue in longest}, available=memory.device_bytes(device) // sharing
+        memory.Need(target, of_drafter, unrolled(worst)),
+        tokens=len(worst),
+        available=memory.device_bytes(device) // sharing,
     )
 
 

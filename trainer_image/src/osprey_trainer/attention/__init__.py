@@ -1,0 +1,1 @@
+"""Attention of the unroll over packed dialogues, without a mask."""

@@ -1,0 +1,127 @@
+"""Fused attention with its log-sum-exp, of one run of rows and one part of their keys.
+
+A part's backward pass needs nothing but the softmax of *all* keys: with P = exp(score - log-sum-exp) and
+Δ = sum(gradient · output), dScore = P · (gradient · values - Δ). So the same kernels serve for a part as for the whole,
+if they are given the log-sum-exp and the output of the whole (the argument of Dao, arXiv 2307.08691, section 3.1;
+Liu et al., arXiv 2310.01889, go over blocks of keys in this way).
+
+Queries are [groups, heads, R, D] and keys and values [groups, heads, S, D], where the heads of a group share theirs.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+_HALF = (torch.float16, torch.bfloat16)
+# Torch's public function gives no log-sum-exp; the operators behind it do.
+_aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Values mixed by the softmax of scores.
+
+    Attributes:
+        output: [groups, heads, R, D].
+        log_sum_exp: of the scores, fp32 [groups, heads, R].
+    """
+
+    output: Tensor
+    log_sum_exp: Tensor
+
+
+class Kernel(Protocol):
+    """One part of attention; scores are scaled by 1/sqrt(D)."""
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Mixed:
+        """Mixes the values. causal: row r sees keys 0..r; there are as many keys as rows."""
+
+    def backward(
+        self, gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mixed: Mixed, *, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of queries, keys and values, of the shapes of queries and of keys for each head.
+
+        Args:
+            gradient: of the output.
+            queries, keys, values, causal: as in `forward`.
+            mixed: of all parts together.
+        """
+
+
+def kernel_for(queries: Tensor) -> Kernel:
+    """The fastest kernel for a tensor of this device and dtype."""
+    if queries.device.type == "cpu":
+        return FlashOnCpu()
+    if queries.device.type == "cuda" and queries.dtype in _HALF:
+        return FlashOnGpu()
+    return Eager()
+
+
+class FlashOnCpu:
+    """Torch's flash attention on CPUs."""
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Mixed:
+        """See `Kernel`."""
+        return Mixed(*_aten._scaled_dot_product_flash_attention_for_cpu(queries, keys, values, 0.0, causal))
+
+    def backward(
+        self, gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mixed: Mixed, *, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel`."""
+        gradients: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, queries, keys, values, mixed.output, mixed.log_sum_exp, 0.0, causal
+        )
+        return gradients
+
+
+class FlashOnGpu:
+    """Torch's flash attention on NVIDIA GPUs, in half precision."""
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Mixed:
+        """See `Kernel`."""
+        output, log_sum_exp, *_ = _aten._scaled_dot_product_flash_attention(queries, keys, values, 0.0, causal)
+        return Mixed(output, log_sum_exp)
+
+    def backward(
+        self, gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mixed: Mixed, *, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel`."""
+        of_one_length = (None, None, queries.shape[2], keys.shape[2])
+        no_dropout = torch.zeros((), dtype=torch.uint64, device=queries.device)
+        gradients: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_backward(
+            gradient, queries, keys, values, mixed.output, mixed.log_sum_exp.contiguous(),
+            *of_one_length, 0.0, causal, no_dropout, no_dropout,
+        )  # fmt: skip
+        return gradients
+
+
+class Eager:
+    """As the definitions read, for devices and dtypes without a fused kernel; scores of one run exist at one time."""
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Mixed:
+        """See `Kernel`."""
+        scores = _scores(queries, keys, causal=causal)
+        log_sum_exp = scores.logsumexp(-1)
+        weights = (scores - log_sum_exp[..., None]).exp().to(values.dtype)
+        return Mixed(weights @ values, log_sum_exp)
+
+    def backward(
+        self, gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mixed: Mixed, *, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel`."""
+        weights = (_scores(queries, keys, causal=causal) - mixed.log_sum_exp[..., None]).exp()
+        delta = (gradient.float() * mixed.output.float()).sum(-1, keepdim=True)
+        to_scores = weights * ((gradient @ values.mT).float() - delta) * queries.shape[-1] ** -0.5
+        to_scores = to_scores.to(queries.dtype)
+        return to_scores @ keys, to_scores.mT @ queries, weights.to(gradient.dtype).mT @ gradient
+
+
+def _scores(queries: Tensor, keys: Tensor, *, causal: bool) -> Tensor:
+    scores: Tensor = queries.float() @ keys.float().mT * queries.shape[-1] ** -0.5
+    if causal:
+        rows, seen = scores.shape[-2:]
+        later = torch.ones(rows, seen, dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores
