@@ -45,7 +45,25 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "hardLabelWeight 1.0": {"hard_label_weight": 1.0},
     "decay 0.6": {"decay": 0.6},
     "stepWeights 1, 1, 0.5, 0.25": {"step_weights": (1.0, 1.0, 0.5, 0.25)},
+    "unroll 1": {"unroll": 1},
+    "unroll 2": {"unroll": 2},
+    "unroll 6": {"unroll": 6},
+    "freezeEmbedding false": {"freeze_embedding": False},
+    "epochs 1": {"epochs": 1},
+    "epochs 4": {"epochs": 4},
+    "learningRate 0.0001": {"optimization": {"learning_rate": 1e-4}},
+    "learningRate 0.0003": {"optimization": {"learning_rate": 3e-4}},
+    "learningRate 0.003": {"optimization": {"learning_rate": 3e-3}},
+    "schedule Cosine": {"optimization": {"schedule": "Cosine"}},
+    "warmupRatio 0.3": {"optimization": {"warmup_ratio": 0.3}},
+    "weightDecay 0.1": {"optimization": {"weight_decay": 0.1}},
+    "clipNorm 0.1": {"optimization": {"clip_norm": 0.1}},
+    "emaDecay unset": {"optimization": {"ema_decay": None}},
+    "emaDecay 0.995": {"optimization": {"ema_decay": 0.995}},
+    "globalBatchSize 16": {"optimization": {"global_batch_size": 16}},
+    "seed 1": {"optimization": {"seed": 1}},
 }
+"""Fields of the stage's config in place of the demonstration's."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +121,13 @@ class Experiment:
 
     def run(self, option: str) -> list[Request]:
         """Distil with an option, and count the verify steps of every held-out request."""
-        config = self.config.model_copy(update=OPTIONS[option])
+        changes = dict(OPTIONS[option])
+        changes["optimization"] = self.config.optimization.model_copy(update=changes.get("optimization", {}))
+        config = self.config.model_copy(update=changes)
         folder = self.scratch / f"run-{list(OPTIONS).index(option)}"
         drafter = run_stage(asked(self.task, config, self.task.inputs), folder, self.environment)
         where = results.fetch(drafter, self.task.storage, self.scratch)
-        steps = simulation.verify_steps(self.target, where, self.held_out, steps=config.unroll)
+        steps = simulation.verify_steps(self.target, where, self.held_out, steps=self.config.unroll)
         say(f"{option}: done")
         return [
             Request(
@@ -124,9 +144,9 @@ def main(words: Sequence[str]) -> None:
     """Run every option, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m dev.ablation", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="distillations at a time, one thread each")
-    parser.add_argument("--only", type=int, default=len(OPTIONS), help="so many options, from the first")
+    parser.add_argument("--only", nargs="+", default=list(OPTIONS), choices=OPTIONS, help="options, by their names")
     wanted = parser.parse_args(words)
-    options = list(OPTIONS)[: wanted.only]
+    options = list(dict.fromkeys([AS_IT_IS, *wanted.only]))  # what the others are compared with, always
     kubectl = Local().kubectl
     resource = kubectl.read("ospreydrafter", OSPREY, "-n", NAMESPACE)
     selector = f"{LABEL_NAME}={OSPREY},{LABEL_STAGE}={StageName.DISTIL}"
