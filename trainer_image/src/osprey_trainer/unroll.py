@@ -52,12 +52,13 @@ def unroll(drafter: Drafter, batch: DialogueBatch, rows: Sequence[int], steps: i
     at = torch.tensor(rows, dtype=torch.long, device=batch.ids.device)
     seen = runs(rows, batch.lengths)
     positions, lasts = batch.positions[at], batch.lasts[at]
-    stream, memories = _first_step(drafter, batch, at, seen)
+    # Once for all steps: the gradient of a lookup is as large as the embedding.
+    embedded = drafter.embed_tokens(batch.ids)
+    stream, memories = _first_step(drafter, batch, embedded, at, seen)
     normed: list[Tensor] = [drafter.norm(stream)]
     for step in range(1, steps):
-        tokens = batch.ids[(at + 1 + step).clamp(max=lasts)]
         cos_sin = drafter.rotary(positions + step)
-        first, stream = drafter.arrange(drafter.embed_tokens(tokens), stream)
+        first, stream = drafter.arrange(embedded[(at + 1 + step).clamp(max=lasts)], stream)
         for layer, memory in zip(_layers(drafter), memories, strict=True):
             x = layer.attention_input(first, stream)
             memory.own.append(layer.self_attn.keys_values(x, cos_sin))
@@ -72,13 +73,13 @@ def _layers(drafter: Drafter) -> list[DrafterLayer]:
 
 
 def _first_step(
-    drafter: Drafter, batch: DialogueBatch, at: Tensor, seen: Sequence[Run]
+    drafter: Drafter, batch: DialogueBatch, embedded: Tensor, at: Tensor, seen: Sequence[Run]
 ) -> tuple[Tensor, list[_Memory]]:
     """Step 0 of every row up to the last layer's keys and values; beyond, of the rows `at` only."""
     places = torch.arange(len(batch.ids), device=batch.ids.device)
     # The last row of a dialogue has no token to take in. It gets some token, and nothing ever sees it.
-    following = batch.ids[(places + 1).clamp(max=batch.lasts)]
-    first, stream = drafter.arrange(drafter.embed_tokens(following), drafter.fc(batch.states.taps))
+    following = embedded[(places + 1).clamp(max=batch.lasts)]
+    first, stream = drafter.arrange(following, drafter.fc(batch.states.taps))
     cos_sin = drafter.rotary(batch.positions)
     *below, last = _layers(drafter)
     memories = []
