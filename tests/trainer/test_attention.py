@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from osprey_trainer.attention import packed
-from osprey_trainer.attention.kernels import Eager, FlashOnCpu, kernel_for
+from osprey_trainer.attention.kernels import Eager, FlashOnCpu, FlashOnGpu, kernel_for
 from osprey_trainer.attention.packed import attend
 from osprey_trainer.attention.runs import Run, runs
 
@@ -111,6 +111,16 @@ def test_many_rows_are_as_exact_as_few():
 
 def test_a_cpu_has_a_fused_kernel():
     assert isinstance(kernel_for(torch.zeros(1)), FlashOnCpu)
+
+
+def test_the_operators_of_a_gpu_take_what_they_are_given():
+    """Their arguments and shapes alone: a device without data needs no GPU."""
+    queries = torch.empty(2, 3, 10, 64, device="meta", dtype=torch.bfloat16)
+    keys = torch.empty(2, 1, 10, 64, device="meta", dtype=torch.bfloat16).expand(queries.shape)
+    mixed = FlashOnGpu().forward(queries, keys, keys, causal=True)
+    assert (mixed.output.shape, mixed.log_sum_exp.shape) == (queries.shape, queries.shape[:-1])
+    for gradient in FlashOnGpu().backward(queries, queries, keys, keys, mixed, causal=True):
+        assert gradient.shape == queries.shape
 
 
 @pytest.mark.gpu

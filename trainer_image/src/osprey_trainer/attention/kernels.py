@@ -54,7 +54,7 @@ def kernel_for(queries: Tensor) -> Kernel:
     """The fastest kernel for a tensor of this device and dtype."""
     if queries.device.type == "cpu":
         return FlashOnCpu()
-    if queries.device.type == "cuda" and queries.dtype in _HALF:
+    if queries.device.type == "cuda" and FlashOnGpu.runs(queries):
         return FlashOnGpu()
     return Eager()
 
@@ -78,6 +78,13 @@ class FlashOnCpu:
 
 class FlashOnGpu:
     """Torch's flash attention on NVIDIA GPUs, in half precision."""
+
+    @staticmethod
+    def runs(queries: Tensor) -> bool:
+        """Whether it has been written for this GPU, dtype and size of a head."""
+        size = queries.shape[-1]
+        is_new = torch.cuda.get_device_capability(queries.device) >= (8, 0)
+        return is_new and queries.dtype in _HALF and size % 8 == 0 and size <= 256
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Mixed:
         """See `Kernel`."""
