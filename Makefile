@@ -14,10 +14,10 @@ IMAGE_LOCK := $(LOCK) --constraint requirements/dev.lock --override requirements
 
 .DEFAULT_GOAL := help
 CHECKS := check-format check-lint check-types check-layers check-generated check-chart
-.PHONY: help setup demo demo-down test test-long check $(CHECKS) fmt cluster cluster-down lock clean
+.PHONY: help setup demo demo-down test test-long bench-training check $(CHECKS) fmt cluster cluster-down lock clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Bring in what is missing: environment, packages, Kubernetes, the demo's model
 	@$(PYTHON) -m dev.setup
@@ -33,6 +33,9 @@ test: setup ## Test everything but the long ones (T=PATHS: a part; N=0: one at a
 
 test-long: setup ## The tests that take minutes to hours (T=PATHS: a part)
 	$(VENV)/python -m pytest -m long --timeout=0 --durations=15 $(T)
+
+bench-training: setup ## What the training core costs (SPECFORGE=CHECKOUT: beside SpecForge; ONLY=PARTS)
+	$(VENV)/python -m dev.bench $(if $(SPECFORGE),--specforge "$(SPECFORGE)") $(if $(ONLY),--only $(ONLY))
 
 check: setup ## Format, lint, types, layers, generated files, chart: all of them, whatever fails
 	@$(MAKE) --keep-going --no-print-directory $(CHECKS)

@@ -1,0 +1,203 @@
+"""What was measured, as JSON and as sections of docs/performance.md.
+
+A section is what lies between two marks in the page. One whose part was not measured this time stays as it is.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dev.bench.against import Row, Side
+from dev.bench.growth import Growth, Point
+from dev.bench.machine import Machine
+from dev.bench.measure import Spread
+from dev.bench.plot import log_log
+
+TITLE = """# Performance
+
+What the training core costs, as `make bench-training` measures it. Each section is generated, and names its machine.
+"""
+PLOTS = {"lengths": "performance-lengths.svg", "vocabularies": "performance-vocabularies.svg"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of a run; None: that part was not measured, and `skipped` says why.
+
+    Attributes:
+        parts: further ones, by name: pipeline, cost.
+    """
+
+    machine: Machine
+    against_specforge: Sequence[Row] | None
+    growth: Growth | None
+    parts: Mapping[str, Any]
+    skipped: Mapping[str, str]
+
+    def write(self, file: Path) -> None:
+        """Write all of it, over the parts of an earlier run that this one measured again."""
+        earlier = json.loads(file.read_text()) if file.exists() else {}
+        new = {
+            "against_specforge": None
+            if self.against_specforge is None
+            else [asdict(row) for row in self.against_specforge],
+            "growth": None if self.growth is None else asdict(self.growth),
+            **self.parts,
+        }
+        machine = asdict(self.machine)
+        measured = {name: value for name, value in new.items() if value is not None}
+        machines = earlier.get("machines", {}) | dict.fromkeys(measured, machine)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole = {**earlier, **measured, "machines": machines, "skipped": dict(self.skipped)}
+        file.write_text(json.dumps(whole, indent=2) + "\n")
+
+    def write_docs(self, page: Path) -> None:
+        """Put each part that was measured into its section of the page, and draw its plots beside it."""
+        text = page.read_text() if page.exists() else TITLE
+        for name, section in self._sections().items():
+            text = replaced(text, name, section)
+        page.write_text(text)
+        if self.growth is not None:
+            for name, plot in plots(self.growth).items():
+                (page.parent / PLOTS[name]).write_text(plot)
+
+    def _sections(self) -> dict[str, str]:
+        sections = {}
+        if self.against_specforge is not None:
+            sections["specforge"] = against_section(self.against_specforge, self.machine)
+        if self.growth is not None:
+            sections["growth"] = growth_section(self.growth, self.machine)
+        return sections
+
+
+def replaced(text: str, name: str, section: str) -> str:
+    """Return a page with this between the marks of a section; one that it lacks is added at its end."""
+    begin, end = f"<!-- bench {name}: generated -->", f"<!-- end of {name} -->"
+    marked = f"{begin}\n{section.strip()}\n{end}"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if pattern.search(text):
+        return pattern.sub(lambda _: marked, text)
+    return f"{text.rstrip()}\n\n{marked}\n"
+
+
+def against_section(rows: Sequence[Row], machine: Machine) -> str:
+    """Return the comparison with SpecForge."""
+    head = [
+        "V", "Vd", "batch", "speed", "memory", "tokens/s", "SpecForge's", "peak MiB", "SpecForge's", "loss", "gradient"
+    ]  # fmt: skip
+    lines = [
+        [
+            f"{row.vocabulary:,}",
+            "all" if row.draft_vocabulary == row.vocabulary else f"{row.draft_vocabulary:,}",
+            row.batch,
+            f"**{row.speed_ratio:.2f}**",
+            f"**{row.memory_ratio:.2f}**",
+            spread(row.osprey.tokens_per_second),
+            spread(row.specforge.tokens_per_second),
+            spread(row.osprey.peak_mib),
+            spread(row.specforge.peak_mib),
+            f"{row.loss_difference:.0e}",
+            f"{row.gradient_difference:.0e}",
+        ]
+        for row in rows
+    ]
+    facts = {row.batch: row.facts for row in rows}
+    demo = facts.get("demo", {})
+    about = (
+        f" ({demo['dialogues']} dialogues, {demo['tokens']} tokens, {demo['answer_tokens']} of them answers)"
+        if demo
+        else ""
+    )
+    return f"""## Against SpecForge
+
+`SPECFORGE=CHECKOUT make bench-training`, where CHECKOUT is a clone of github.com/sgl-project/SpecForge. {machine}.
+
+One step: forward and backward of the unroll, K = 5, an EAGLE-3 layer of hidden size 576 in fp32, from token ids, tapped
+states, the target's last hidden states and its head. `demo` is a batch of the demonstration{about}, `all` one sequence
+of 1024 tokens of which every row is supervised. Speed is our tokens per second by SpecForge's, memory our peak by
+SpecForge's, each above the process's memory before the step; medians, with the lowest and the highest in brackets.
+Every measurement is a fresh process, the sides in turn.
+
+{table([head, *lines])}
+
+The last two columns are the relative differences of the loss and of the gradients (norm by norm, of the tensor that
+differs most), for the same weights, data, rows and normaliser. SpecForge runs its own training step, strategy, model
+and target head, with its eager loss, since its Triton kernel needs a GPU; what it marks for torch.compile runs eagerly.
+Its loss mask is replaced by the exact rows of each step, as it would otherwise train some that serving never asks for;
+that changes nothing in its cost, since it computes every row either way.
+"""
+
+
+def growth_section(growth: Growth, machine: Machine) -> str:
+    """Return the curves."""
+
+    def rows(points: Sequence[Point]) -> list[list[str]]:
+        return [
+            [
+                f"{point.tokens:,}",
+                f"{point.vocabulary:,}",
+                spread(point.seconds, 2),
+                spread(point.peak_mib),
+                f"{point.logits_mib:,.0f}",
+            ]
+            for point in points
+        ]
+
+    head = ["T", "V", "seconds", "peak MiB", "one tensor T x V would be"]
+    return f"""## Growth
+
+`make bench-training`. {machine}.
+
+A step as above, every row supervised, the full vocabulary. A further token takes {growth.floats_per_token:,.0f} fp32
+numbers, a further entry of the vocabulary {growth.floats_per_vocabulary_entry:,.0f}: the first does not depend on V,
+nor the second on T.
+
+{table([head, *rows(growth.lengths)])}
+
+{table([head, *rows(growth.vocabularies)])}
+
+![Peak memory over the length]({PLOTS["lengths"]}) ![Peak memory over the vocabulary]({PLOTS["vocabularies"]})
+"""
+
+
+def plots(growth: Growth) -> dict[str, str]:
+    """Return an SVG by name."""
+
+    def curves(points: Sequence[Point], size: str) -> dict[str, list[tuple[float, float]]]:
+        return {
+            "peak, MiB": [(getattr(point, size), point.peak_mib.median) for point in points],
+            "one T x V tensor, MiB": [(getattr(point, size), point.logits_mib) for point in points],
+            "step, s": [(getattr(point, size), point.seconds.median) for point in points],
+        }
+
+    return {
+        "lengths": log_log("Over the length, V = 32k", "T, tokens", "", curves(growth.lengths, "tokens")),
+        "vocabularies": log_log("Over the vocabulary, T = 1k", "V", "", curves(growth.vocabularies, "vocabulary")),
+    }
+
+
+def spread(value: Spread, digits: int = 0) -> str:
+    """Return a median with its range."""
+    return f"{value.median:,.{digits}f} ({value.low:,.{digits}f}–{value.high:,.{digits}f})"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as Markdown; the first is the head."""
+    head, *body = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
+
+
+def summary(row: Row) -> str:
+    """Return a row in a line."""
+
+    def side(side: Side) -> str:
+        return f"{side.seconds.median:.2f} s, {side.peak_mib.median:.0f} MiB"
+
+    return (
+        f"V {row.vocabulary}, Vd {row.draft_vocabulary}, {row.batch}: speed {row.speed_ratio:.2f}, memory "
+        f"{row.memory_ratio:.2f} ({side(row.osprey)}; SpecForge {side(row.specforge)}); differences: loss "
+        f"{row.loss_difference:.1e}, gradient {row.gradient_difference:.1e}"
+    )

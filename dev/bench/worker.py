@@ -1,0 +1,116 @@
+"""One process of a measurement: `python -m dev.bench.worker TASK`, with a `Task` as JSON."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dev.bench import measure
+from dev.bench.inputs import Case, Inputs, Kind
+from dev.bench.measure import Measurement
+from dev.bench.specforge import DECAY, SpecForge
+from osprey_trainer.losses.divergence import Divergence
+from osprey_trainer.models.hf_names import to_published
+from osprey_trainer.objectives import Distillation
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to measure.
+
+    Attributes:
+        case: the step.
+        specforge: folder of its checkout; "": our own step.
+        compact_teacher: SpecForge's option.
+        repeats: timed steps after the one whose memory is measured.
+        gradients: file for the gradients of the last step; "": none.
+    """
+
+    case: Case
+    specforge: str = ""
+    compact_teacher: bool = False
+    repeats: int = 2
+    gradients: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read JSON of `asdict`."""
+        fields: dict[str, Any] = json.loads(text)
+        case = fields.pop("case")
+        return cls(Case(**{**case, "batch": Kind(case["batch"])}), **fields)
+
+
+class Side(Protocol):
+    """A training step: forward and backward of the unroll."""
+
+    def step(self) -> list[float]:
+        """Return the losses of the unroll's steps, weighted as they are added."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """By published names."""
+
+
+class Osprey:
+    """Our own step: distillation's objective."""
+
+    def __init__(self, case: Case, inputs: Inputs) -> None:
+        """Every loss is a sum over rows, divided by the positions of the padded batch, as SpecForge has it."""
+        self._inputs = inputs
+        self._positions = len(inputs.samples) * max(len(sample.ids) for sample in inputs.samples)
+        self._steps = case.steps
+        self._objective = Distillation(
+            inputs.drafter,
+            inputs.head,
+            step_weights=[DECAY**k for k in range(case.steps)],
+            divergence=Divergence(),
+            train_embedding=False,  # EAGLE-3 keeps its target's
+        )
+
+    def step(self) -> list[float]:
+        """Return the loss, of all steps of the unroll together."""
+        self._inputs.drafter.zero_grad(set_to_none=True)
+        loss, _ = self._objective(self._inputs.batch(), torch.full((self._steps,), 1 / self._positions))
+        loss.backward()
+        return [float(loss)]
+
+    def gradients(self) -> dict[str, Tensor]:
+        """By published names."""
+        drafter = self._inputs.drafter
+        found = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
+        return to_published(found, num_layers=drafter.config.body.num_layers)
+
+    def rows(self) -> list[int]:
+        """Rows with a loss at each step."""
+        return [int(count) for count in self._objective.rows(self._inputs.batch())]
+
+
+def run(task: Task) -> Measurement:
+    """Measure."""
+    inputs = Inputs.load(task.case)
+    facts: dict[str, Any] = {}
+    side: Side
+    if task.specforge:
+        side = SpecForge(Path(task.specforge), task.case, inputs, compact_teacher=task.compact_teacher)
+    else:
+        side = own = Osprey(task.case, inputs)
+        facts = {
+            "dialogues": len(inputs.samples),
+            "tokens": sum(len(sample.ids) for sample in inputs.samples),
+            "answer_tokens": sum(int(sample.answer.sum()) for sample in inputs.samples),
+            "rows": own.rows(),
+        }
+    losses: list[float] = []
+    peak = measure.peak_bytes(lambda: losses.extend(side.step()))
+    seconds = measure.seconds(side.step, task.repeats)
+    if task.gradients:
+        save_file({name: gradient.contiguous() for name, gradient in side.gradients().items()}, task.gradients)
+    return Measurement(seconds, peak, losses, facts)
+
+
+if __name__ == "__main__":
+    print(measure.answer(run(Task.read(sys.argv[1]))))
