@@ -61,7 +61,7 @@ class SpecForge:
         shape = batch["input_ids"].shape
         self.positions = shape.numel()
         model = eagle3.OnlineEagle3Model(self.drafter, length=case.steps, attention_backend="sdpa")
-        rows = asked_rows(batch.pop("answer"), case.steps)
+        rows = _asked(inputs, case.steps)
         model._make_adapter = lambda: _exact(adapters.SdpaLikeAdapter, model, rows)  # noqa: SLF001 - its seam
         self._strategy = base.Eagle3TrainStrategy(
             model, target_head=target_head, ploss_decay=DECAY, compact_teacher=compact_teacher
@@ -114,5 +114,11 @@ def _padded(inputs: Inputs) -> dict[str, Tensor]:
         "loss_mask": torch.ones_like(ids),
         "hidden_state": padded([sample.states.taps for sample in samples]),
         "target": padded([sample.states.last_hidden for sample in samples]),
-        "answer": padded([sample.answer for sample in samples]),
     }
+
+
+def _asked(inputs: Inputs, steps: int) -> Tensor:
+    """Return the rows that serving asks for, bool [K, B, T]."""
+    batch = inputs.batch()
+    asked = asked_rows(batch.answer, batch.lasts, steps)
+    return torch.stack([pad_sequence(list(batch.by_dialogue(rows)), batch_first=True) for rows in asked])
