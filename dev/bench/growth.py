@@ -62,7 +62,7 @@ def growth(lengths: Sequence[Point], vocabularies: Sequence[Point]) -> Growth:
 
     def slope(points: Sequence[Point], size: str) -> float:
         more = (points[-1].peak_mib.median - points[0].peak_mib.median) * 2**20 / _FLOAT
-        return more / (getattr(points[-1], size) - getattr(points[0], size))
+        return more / float(getattr(points[-1], size) - getattr(points[0], size))
 
     return Growth(lengths, vocabularies, slope(lengths, "tokens"), slope(vocabularies, "vocabulary"))
 

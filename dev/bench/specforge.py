@@ -46,7 +46,7 @@ class SpecForge:
             head = importlib.import_module("specforge.modeling.target.target_head")
             base = importlib.import_module("specforge.training.strategies.base")
             contracts = importlib.import_module("specforge.runtime.contracts")
-        eagle3.LogSoftmaxLoss = _Eager(losses._compute_loss)  # noqa: SLF001 - its readable reference
+        vars(eagle3)["LogSoftmaxLoss"] = _Eager(losses._compute_loss)  # noqa: SLF001 - its readable reference
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             inputs.drafter.save(folder)
