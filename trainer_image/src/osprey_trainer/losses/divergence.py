@@ -65,7 +65,7 @@ class Divergence:
 
         d cross-entropy / d z = q - p. With m = 1 where q < p and A = sum_v m_v q_v, dα / d z = q (m - A).
         """
-        losses = -_dot(p, log_q)
+        losses: Tensor = -torch.linalg.vecdot(p, log_q)
         if self.kind is Kind.CROSS_ENTROPY and not self.hard:  # the default, without another tensor of this size
             log_q.exp_().sub_(p)
             return losses
@@ -94,10 +94,5 @@ class Divergence:
 def _acceptance(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """-> α [R] and its gradient by the logits of q [R, V]."""
     lower = (q < p).to(q.dtype)
-    below = _dot(lower, q)
+    below = torch.linalg.vecdot(lower, q)
     return torch.minimum(p, q).sum(-1).clamp_min_(_SMALLEST), lower.sub_(below[:, None]).mul_(q)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Row by row: [R, V] and [R, V] -> [R]; `torch.linalg.vecdot` would form a tensor of their size."""
-    return torch.bmm(a[:, None], b[:, :, None]).view(-1)
