@@ -4,6 +4,8 @@ import gzip
 import hashlib
 import io
 import json
+import time
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pytest
 from osprey_api.conditions import FailureReason
 from osprey_api.rows import DropReason
 from osprey_api.stages import Pinned
-from osprey_runtime.data import Ledger, TextRows, content_digest, documents, pin, rows
+from osprey_runtime.data import Ledger, TextRows, content_digest, documents, opened, pin, rows
 from osprey_runtime.data import ledger as ledgers
 from osprey_runtime.errors import StageError
 from osprey_runtime.store import open_store
@@ -88,12 +90,70 @@ def test_only_a_line_feed_ends_a_line(values):
     assert [value["text"] for value in values("x.jsonl", b"\xef\xbb\xbf" + content.encode())] == texts
 
 
-def test_long_line(values):
-    text = "x" * (20 << 20)
-    assert values("x.jsonl", json.dumps({"text": text}).encode() + b'\n{"text": "y"}') == [
-        {"text": text},
-        {"text": "y"},
-    ]
+LONG = {
+    "a text": lambda size: {"text": "x" * size},
+    "a text with one wide character": lambda size: {"text": "\U0001f600" + "x" * size},
+    "a text full of escapes": lambda size: {"text": '"\n' * (size // 4)},
+    "many turns": lambda size: {"messages": [{"role": "user", "content": "hi there"}] * (size // 40)},
+}
+AROUND = {
+    "a line": b'{"text": "a"}\n%b\n{"text": "b"}',
+    "a line that is a list of one": b'{"text": "a"}\n[%b]\n{"text": "b"}',
+    "an item": b'[{"text": "a"},\n%b,\n{"text": "b"}]',
+}
+
+
+@pytest.mark.parametrize("source", ["pvc"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "around"),
+    [
+        *((kind, "a line") for kind in LONG),
+        ("a text with one wide character", "a line that is a list of one"),
+        ("many turns", "an item"),
+    ],
+)
+def test_a_row_of_20_mb_is_read_in_proportional_time_and_memory(source, kind, around):
+    """Measured with 20 MB: a second, and 4 times the row's size, or 11 times for many turns and wide characters."""
+
+    def read_with(size):
+        row = LONG[kind](size)
+        content = AROUND[around] % json.dumps(row, ensure_ascii=False).encode()
+        uri, storage = source(f"{size}.jsonl", content)
+        began = time.process_time()
+        found, _ = read(uri, storage)
+        seconds = time.process_time() - began
+        assert [one.value for one in found] == [{"text": "a"}, row, {"text": "b"}]
+        return seconds, uri, storage, len(content)
+
+    quarter, *_ = read_with(5_000_000)
+    whole, uri, storage, size = read_with(20_000_000)
+    assert whole < 8 * quarter + 0.5
+    tracemalloc.start()
+    read(uri, storage)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 15 * size
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_line_above_the_limit_costs_itself(source, monkeypatch, packed):
+    monkeypatch.setattr(opened, "LARGEST_BYTES", 1000)
+    exact = json.dumps({"text": "x" * 987}).encode() + b"\n"
+    assert len(exact) == 1000
+    content = exact + json.dumps({"text": "x" * 3_000_000}).encode() + b'\n{"text": "b"}\n' + b"y" * 2000
+    uri, storage = source("x.jsonl", gzip.compress(content) if packed else content)
+    found, ledger = read(uri, storage)
+    assert [row.line for row in found] == [1, 3]
+    assert ledger.examples == {
+        DropReason.NOT_JSON: [f"{uri} line 2: is longer than 256 MiB", f"{uri} line 4: is longer than 256 MiB"]
+    }
+
+
+def test_so_does_a_prompt_of_a_text_file(source, monkeypatch):
+    monkeypatch.setattr(opened, "LARGEST_BYTES", 1000)
+    found, ledger = read(*source("x.txt", b"one\n" + b"y" * 2000 + b"\nthree"), text=TextRows.LINE)
+    assert [(row.line, row.value["prompt"]) for row in found] == [(1, "one"), (3, "three")]
+    assert ledger.dropped == {DropReason.TOO_LONG: 1}
 
 
 def test_blank_lines_keep_the_count(source):

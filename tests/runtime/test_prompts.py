@@ -10,8 +10,9 @@ from osprey_api.conditions import FailureReason
 from osprey_api.rows import DropReason
 from osprey_api.stages import HeldOut, Pinned, PromptSource
 from osprey_runtime.conversation import Conversation
+from osprey_runtime.data import Ledger
 from osprey_runtime.errors import StageError
-from osprey_runtime.prompts import Prompt, held_out_prompts, training_prompts
+from osprey_runtime.prompts import Prompt, conversations, held_out_prompts, training_prompts
 
 
 @pytest.fixture
@@ -160,3 +161,89 @@ def test_a_conversation_counts_as_a_whole(source, local_location):
     prompts = held_out_prompts([source("talk", rows)], HeldOut(samples=9, seed=0), local_location).prompts
     assert len(prompts) == 4  # the third is the first: its answer is the target's to give
     assert {len(prompt.conversation.messages) for prompt in prompts} == {1, 2, 4}
+
+
+# ------------------------------------------------------------------------------------- files as they are found
+
+
+@pytest.fixture
+def file_of(tmp_path, monkeypatch, local_location):
+    """Writes a file and returns its prompts by place, and the account of its rows: nothing is set but its URI."""
+    monkeypatch.setenv("OSPREY_CLAIMS_ROOT", str(tmp_path))
+    (tmp_path / "data").mkdir()
+
+    def read(name: str, content: str):
+        (tmp_path / "data" / name).write_text(content)
+        uri = f"pvc://data/{name}"
+        ledger = Ledger(uri)
+        return dict(conversations(Pinned(uri=uri), None, local_location, ledger)), ledger
+
+    return read
+
+
+def test_a_list_of_instructions_keeps_their_inputs_and_names_what_has_no_answer(file_of):
+    """As data/code_alpaca_2k.json of sahil280114/codealpaca, in counts and shape.
+
+    The file itself (SHA-256 9cb73526…) was tried as it is: 2,015 of its 2,017 rows are prompts, each the instruction,
+    and in 1,004 of them the input below it; items 238 and 1860 are named, whose outputs are blank.
+    """
+    blank = {238: "", 1860: " \n"}
+    written = [
+        {
+            "instruction": f"Write function {number}",
+            "input": f"f({number}) =\n\t{number}" if number % 2 == 0 and number <= 2012 else "",
+            "output": blank.get(number, f"def f(): return {number}"),
+        }
+        for number in range(1, 2018)
+    ]
+    assert sum(bool(row["input"]) for row in written) == 1006
+    found, ledger = file_of("code.json", json.dumps(written, indent=4))
+    assert (ledger.read, ledger.kept, ledger.dropped) == (2017, 2015, {DropReason.BLANK_TURN: 2})
+    why = "field 'output' is blank: nobody could answer this instruction"
+    assert ledger.examples[DropReason.BLANK_TURN] == [f"pvc://data/code.json item {n}: {why}" for n in blank]
+    assert {place: prompt.messages for place, prompt in found.items()} == {
+        f"pvc://data/code.json item {number}": [
+            {"role": "user", "content": "\n\n".join(part for part in (row["instruction"], row["input"]) if part)}
+        ]
+        for number, row in enumerate(written, start=1)
+        if number not in blank
+    }
+
+
+def test_dialogues_keep_system_messages_tools_and_what_they_said(file_of):
+    """As ShareGPT and its relatives write them; an unknown role costs the dialogue, not the turn alone."""
+
+    def row(*turns, **more):
+        return {"id": "x", "conversations": [{"from": said, "value": text} for said, text in turns], **more}
+
+    call = {"name": "weather", "arguments": {"at": "Rome"}}
+    tool = {"name": "weather", "parameters": {"type": "object"}}
+    written = [
+        row(("system", "Be brief."), ("human", "Hi"), ("gpt", "Ho")),
+        row(("human", "Rome?"), ("function_call", json.dumps(call)), ("observation", "sunny"), ("gpt", "Sunny."),
+            system="Be kind.", tools=json.dumps([tool])),
+        row(("human", "Hi"), ("tool", "42"), ("gpt", "Ho"), ("human", "Why?")),
+        row(("human", "Hi"), ("critic", "bad"), ("gpt", "Ho"), ("human", "Why?")),
+    ]  # fmt: skip
+    lines = [json.dumps(each) + "\n" for each in written]
+    found, ledger = file_of("dialogues.jsonl", "".join(lines + lines[:1] * 16))
+    assert (ledger.read, ledger.kept, ledger.dropped) == (20, 19, {DropReason.UNKNOWN_ROLE: 1})
+    assert ledger.examples[DropReason.UNKNOWN_ROLE][0].startswith("pvc://data/dialogues.jsonl line 4: turn 2 ")
+    prompts = list(found.values())
+    called = {"type": "function", "function": call}
+    assert [prompt.messages for prompt in prompts[:3]] == [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Rome?"},
+            {"role": "assistant", "content": "", "tool_calls": [called]},
+            {"role": "tool", "content": "sunny"},
+        ],
+        [
+            {"role": "user", "content": "Hi"},
+            {"role": "tool", "content": "42"},
+            {"role": "assistant", "content": "Ho"},
+            {"role": "user", "content": "Why?"},
+        ],
+    ]
+    assert [prompt.tools for prompt in prompts[:3]] == [None, [{"type": "function", "function": tool}], None]

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from osprey_api.conditions import FailureReason
 from osprey_api.rows import DropReason
+from osprey_runtime.data import opened
 from osprey_runtime.data.ledger import DropError
 from osprey_runtime.errors import StageError
 
@@ -16,8 +17,8 @@ Numbered = Iterator[tuple[int, Any]]
 """Number and value of each row; where it can't be read, the `DropError` that says why."""
 
 _READ_BYTES = 1 << 20
-_LARGEST_ITEM = 256 << 20
-"""Characters. An item of a list that has not ended by then is taken to be broken."""
+_LARGEST_ITEM = opened.LARGEST_BYTES
+"""Characters."""
 _SPACE = " \t\r\n"
 
 
@@ -37,13 +38,10 @@ def is_list(reader: io.BufferedReader) -> bool:
 def lines(reader: io.BufferedReader) -> Numbered:
     """Yield the value of each line that is not blank, by its number from 1.
 
-    Lines end in LF alone, so that U+2028, U+0085 and a lone CR are content; CRLF is accepted, and so is a byte order
-    mark before the first. A line that is a list of one value stands for that value.
+    A line that is a list of one value stands for that value.
     """
-    for number, line in enumerate(reader, start=1):
-        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        if content.strip():
-            yield number, _value(content)
+    for number, line in opened.lines(reader):
+        yield number, DropError(DropReason.NOT_JSON, opened.TOO_LONG) if line is None else _value(line)
 
 
 def _value(line: bytes) -> Any:

@@ -1,5 +1,6 @@
 """Bytes as they come, decompressed where they are compressed, and looked at before they are read."""
 
+import codecs
 import gzip
 import io
 from collections.abc import Iterator
@@ -7,6 +8,10 @@ from typing import cast
 
 WINDOW_BYTES = 32 << 20
 """So much of a file can be looked at before it is read: a very long first line is seen whole."""
+LARGEST_BYTES = 256 << 20
+"""Of a line, an item of a list, or a text that is one row. What is longer is taken to be broken: to read it takes up to
+twelve times as much memory."""
+TOO_LONG = f"is longer than {LARGEST_BYTES >> 20} MiB"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _PIECE_BYTES = 1 << 20
 
@@ -50,3 +55,22 @@ def opened(chunks: Iterator[bytes]) -> io.BufferedReader:
         stream = pa.CompressedInputStream(pa.PythonFile(reader, mode="r"), "zstd")
         return io.BufferedReader(_Chunks(iter(lambda: stream.read(_PIECE_BYTES), b"")), WINDOW_BYTES)
     return reader
+
+
+def lines(reader: io.BufferedReader) -> Iterator[tuple[int, bytes | None]]:
+    """Yield each line that is not blank, by its number from 1; None for one of more than `LARGEST_BYTES`.
+
+    Lines end in LF alone, so that U+2028, U+0085 and a lone CR are content; CRLF is accepted, and so is a byte order
+    mark before the first.
+    """
+    number = 0
+    while line := reader.readline(LARGEST_BYTES + 1):
+        number += 1
+        if len(line) > LARGEST_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = reader.readline(_PIECE_BYTES)
+            yield number, None
+            continue
+        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if content.strip():
+            yield number, content

@@ -8,10 +8,11 @@ from typing import Any
 
 from osprey_api.conditions import FailureReason
 from osprey_api.rows import DropReason
+from osprey_runtime.data import opened
 from osprey_runtime.data.ledger import DropError
 from osprey_runtime.errors import StageError
 
-_LARGEST_DOCUMENT = 256 << 20
+_LARGEST_DOCUMENT = opened.LARGEST_BYTES
 
 
 class TextRows(Enum):
@@ -28,10 +29,11 @@ def text_rows(reader: io.BufferedReader, what: TextRows, file: str) -> Iterator[
         StageError: INVALID_DATA, a document is too long to be one.
     """
     if what is TextRows.LINE:
-        for number, line in enumerate(reader, start=1):
-            content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if content.strip():
-                yield number, _row(content.rstrip(b"\r\n"), what)
+        for number, line in opened.lines(reader):
+            if line is None:
+                yield number, DropError(DropReason.TOO_LONG, opened.TOO_LONG)
+            else:
+                yield number, _row(line.rstrip(b"\r\n"), what)
         return
     content = reader.read(_LARGEST_DOCUMENT + 1)
     if len(content) > _LARGEST_DOCUMENT:
