@@ -163,3 +163,27 @@ def test_asking_for_all_tokens_is_the_identity(size):
 def test_no_answers_no_vocabulary():
     with pytest.raises(StageError, match="hold no token"):
         choose_draft_vocabulary(torch.zeros(8, dtype=torch.long), 4, num_tokens=7)
+
+
+# ---------------------------------------------------------------------------------------------------- digest
+
+
+def test_the_digest_is_of_the_bytes_of_the_own_tokens_by_id():
+    merges = [("t", "h"), ("i", "n")]
+    one = byte_level(merges, ["<s>", "<a>"])
+    assert byte_level(merges, ["<s>", "<a>"]).digest == one.digest
+    # Special tokens, and others that were added, are renamed from model to model, and hardly ever drafted.
+    renamed = byte_level(merges, ["<s>", "<tool>"])
+    tokenizer = Tokenizer.from_str(one.tokenizer.to_str())
+    tokenizer.add_tokens([AddedToken("<think>", special=False)])
+    more = TokenTable.from_hf(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    assert more.size == one.size + 1
+    assert renamed.digest == more.digest == one.digest
+    # As many tokens, of which one is another; the same tokens with other ids; what is at which id.
+    others = [
+        byte_level([("t", "h"), ("i", "s")], ["<s>", "<a>"]),
+        byte_level([("i", "n"), ("t", "h")], ["<s>", "<a>"]),
+        byte_level([("t", "h")], ["<s>", "<a>", "<b>"]),
+    ]
+    assert {other.size for other in others} == {one.size}
+    assert len({one.digest, *(other.digest for other in others)}) == 4

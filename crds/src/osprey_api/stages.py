@@ -47,7 +47,8 @@ CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {
     StageName.REGENERATE: 2,
     StageName.BASELINE: 2,
     StageName.EVALUATE: 2,
-    StageName.CONVERT: 2,
+    StageName.ADOPT: 2,
+    StageName.CONVERT: 3,
     StageName.DISTIL: 2,
 }
 """Raise a stage's number when its code gives another result for the same config and inputs."""
@@ -495,6 +496,8 @@ class AdoptResult(StatusModel):
     """Decoder blocks."""
     draft_vocab_size: int
     """Tokens of the target that it can propose."""
+    vocabulary_compared: bool = False
+    """The drafter says of which tokens its target was, and they are this target's; else their number alone is known."""
 
 
 class ConvertResult(StatusModel):

@@ -116,6 +116,7 @@ def make_drafter(target, *, osprey, layers, seed, body="llama", scale=0.05, taps
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps], "use_aux_hidden_state": True,
         },
+        "target_vocabulary_digest": f"sha256:{seed:064}",  # the trainer's own word, which SGLang passes over
     }  # fmt: skip
     if osprey:
         config["swap_h_and_emb"] = True

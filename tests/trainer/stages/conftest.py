@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -324,6 +325,15 @@ def machine_of(claims) -> Iterator[Callable[[Path], Machine]]:
         torch.set_num_threads(1)
         yield Machine
         torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def retokenized(claims) -> Pinned:
+    """The target with as many tokens, but other ones, as another revision of a model may have."""
+    folder = claims / "models" / "retokenized"
+    shutil.copytree(claims / "models" / "target", folder)
+    make_tokenizer(folder, vocab_size=320, texts=[f"zebra {n * 7919} quiz {n} jukebox" for n in range(200)])
+    return Pinned(uri="pvc://models/retokenized")
 
 
 @pytest.fixture

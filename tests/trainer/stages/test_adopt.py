@@ -12,6 +12,7 @@ from osprey_api.stages import AdoptConfig, ArtifactRef, Pinned
 from osprey_runtime.manifest import files_of
 from osprey_runtime.store import Content, digest_of
 from osprey_serving.plugin import checkpoint
+from osprey_trainer.vocabulary import TokenTable
 
 ON_TARGET = {"vocab_size": 328, "target_hidden_size": 24, "draft_vocab_size": 50}
 PUBLISHED = ON_TARGET | {
@@ -112,6 +113,39 @@ def test_what_is_no_drafter_of_the_target_is_refused(machine, publish, options, 
     assert outcome.message.startswith(drafter.uri)
     assert words in outcome.message
     assert outcome.message.endswith("Correct spec.import.")
+
+
+def test_a_drafter_for_retokenized_of_the_same_number_is_refused(machine, claims, greedy_answers, retokenized):
+    """The tensors fit, and so do all sizes; what it drafts would hardly ever be accepted."""
+    names = ("target", "retokenized")
+    tables = [TokenTable.load(claims / "models" / name) for name in names]
+    assert tables[0].size == tables[1].size
+    made = machine.done(machine.convert(machine.answers(greedy_answers))).artifact
+    here = machine.done(adopt(machine, made))
+    assert here.result.vocabulary_compared
+    assert checkpoint.read_config(machine.files(here.artifact))["target_vocabulary_digest"] == tables[0].digest
+    code, outcome = machine.run(adopt(machine, made, target="retokenized"))
+    assert (code, outcome.failure) == (ExitCode.WRONG_INPUT, FailureReason.INVALID_CONFIG)
+    assert outcome.message.startswith(made.uri)
+    assert f"says target_vocabulary_digest {tables[0].digest}, and this target's" in outcome.message
+    assert f"tokenizer has {tables[1].digest}. Import one made for it" in outcome.message
+    # Trained for it, it has other rows, and says so.
+    trained = machine.done(machine.convert(machine.answers(greedy_answers), target=retokenized)).artifact
+    assert machine.done(adopt(machine, trained, target="retokenized")).result.vocabulary_compared
+
+
+@pytest.mark.usefixtures("retokenized")
+def test_of_a_drafter_that_names_no_vocabulary_this_is_said(machine, publish, claims, caplog):
+    """As all that others publish: what it is worth, the gate finds."""
+    drafter = publish()
+    for target in ("target", "retokenized"):
+        caplog.clear()
+        outcome = machine.done(adopt(machine, drafter, target=target))
+        assert not outcome.result.vocabulary_compared
+        assert "has no target_vocabulary_digest, so only the number of the target's tokens was compared" in caplog.text
+        assert "target_vocabulary_digest" not in checkpoint.read_config(machine.files(outcome.artifact))
+    released = publish("digested", target_vocabulary_digest=TokenTable.load(claims / "models" / "target").digest)
+    assert machine.done(adopt(machine, released)).result.vocabulary_compared
 
 
 def test_another_digest_is_told_with_the_right_one(machine, publish):

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from osprey_api.stages import ArtifactRef, DataToResolve, Pinned
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Arrangement, Drafter
+from osprey_trainer.vocabulary import TokenTable
 
 
 def load(folder):
@@ -107,13 +108,14 @@ def test_pretrain_may_keep_the_embedding_and_predict_frequent_tokens_only(chain,
     assert result.result.final_loss < result.result.first_loss < done["pretrain"][1].result.first_loss
 
 
-def test_convert_makes_the_initial_drafter(outcome, folder, greedy_answers):
+def test_convert_makes_the_initial_drafter(outcome, folder, greedy_answers, claims):
     result = outcome("convert").result
     drafter = Drafter.load(folder("convert"))
     backbone = Backbone.load(folder("pretrain"))
     assert drafter.config.arrangement is Arrangement.OSPREY
     assert (drafter.config.vocab_size, drafter.config.draft_vocab_size) == (328, 100)
     assert drafter.config.tapped_layers == (3, 4, 5)
+    assert drafter.config.target_vocabulary == TokenTable.load(claims / "models" / "target").digest
     assert result.parameters == sum(p.numel() for p in drafter.parameters())
     assert result.rows_copied + result.rows_composed + result.rows_left == 320
     assert result.rows_composed > 0

@@ -5,6 +5,7 @@ bytes, `<0x0A>` is a newline, and a byte-level piece may be half a character. Sp
 they are matched by role, since the same string means different things in different models.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class TokenTable:
         content: bytes by id, of ordinary tokens.
         byte_pieces: ids of SentencePiece's `<0xNN>`, twins of ordinary one-byte tokens.
         special: surface string by id, of special tokens.
+        added: ids that were given out beside the tokenizer's own vocabulary, all special ones among them.
         roles: id by role ("bos", "eos", "pad", "unk", "turn_start", "role_end", "turn_end").
         tokenizer: used to split the text of foreign tokens.
     """
@@ -65,6 +67,7 @@ class TokenTable:
     content: Mapping[int, bytes]
     byte_pieces: frozenset[int]
     special: Mapping[int, str]
+    added: frozenset[int]
     roles: Mapping[str, int]
     tokenizer: Tokenizer
 
@@ -99,12 +102,24 @@ class TokenTable:
                 byte_pieces.add(index)
             else:
                 content[index] = string.replace("▁", " ").encode()
-        return cls(strings, content, frozenset(byte_pieces), special, _roles(hf, special), tokenizer)
+        return cls(strings, content, frozenset(byte_pieces), special, frozenset(added), _roles(hf, special), tokenizer)
 
     @property
     def size(self) -> int:
         """Ids are below this; rows of a model from here on are padding."""
         return max(self.strings) + 1
+
+    @property
+    def digest(self) -> str:
+        """By which two vocabularies are told apart: `sha256:` of the bytes of the tokenizer's own tokens, by id.
+
+        Added tokens are left out: fine-tuned models rename them, and a drafter hardly ever proposes one.
+        """
+        found = hashlib.sha256()
+        for index, content in sorted(self.content.items()):
+            if index not in self.added:
+                found.update(f"{index} {len(content)} ".encode() + content)
+        return f"sha256:{found.hexdigest()}"
 
     @cached_property
     def by_content(self) -> dict[bytes, int]:

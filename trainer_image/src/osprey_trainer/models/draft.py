@@ -30,6 +30,8 @@ from osprey_trainer.vocabulary import Alignment, DraftVocabulary
 
 _INITIALISER_STD = 0.02
 _DEFAULT_TAPS = 3
+VOCABULARY_FIELD = "target_vocabulary_digest"
+"""Of a drafter's `config.json`: our own word, which engines pass over."""
 _ARCHITECTURE_OF = {Family.QWEN3: "Qwen3ForCausalLMEagle3"}
 """Under which drafters are published; all others are called after Llama."""
 
@@ -51,6 +53,7 @@ class DraftConfig:
         target_hidden_size: Ht.
         tapped_layers: "input to layer j" convention; None: those of `default_tapped_layers`, which depend on the
             target's depth. A drafter that is published without them is written without them.
+        target_vocabulary: `TokenTable.digest` of the target's tokenizer; None: unknown, as of all that others publish.
         token_ids: `bos_token_id`, `eos_token_id`, `pad_token_id` of the target, copied to the export.
         dtype: of the target, by torch's name. The server runs a drafter in what its config says, and takes a float32
             for float16, so that beside a bfloat16 target nothing else will do. The tensors stay fp32 all the same.
@@ -64,6 +67,7 @@ class DraftConfig:
     tapped_layers: tuple[int, ...] | None
     token_ids: Mapping[str, Any]
     dtype: str
+    target_vocabulary: str | None = None
 
     @property
     def num_taps(self) -> int:
@@ -126,6 +130,7 @@ class Drafter(nn.Module):
         *,
         target_config: Mapping[str, Any],
         tapped_layers: tuple[int, ...],
+        target_vocabulary: str | None = None,
     ) -> Self:
         """The Osprey drafter that computes exactly the backbone's language model: QKV [0, W], fc identity.
 
@@ -134,10 +139,11 @@ class Drafter(nn.Module):
             alignment: the target's vocabulary in terms of the backbone's.
             target_config: the target's `config.json`.
             tapped_layers: "input to layer j" convention.
+            target_vocabulary: see `DraftConfig`.
         """
         text = text_config(target_config)
         body = dataclasses.replace(backbone.body, max_position_embeddings=text["max_position_embeddings"])
-        config = _config(Arrangement.OSPREY, body, target_config, tapped_layers)
+        config = _config(Arrangement.OSPREY, body, target_config, tapped_layers, target_vocabulary)
         drafter = cls(config)
         embedding = backbone.embed_tokens.weight.detach()
         weights = hf_names.drafter_from_backbone(
@@ -159,6 +165,7 @@ class Drafter(nn.Module):
         target_embedding: Tensor,
         tapped_layers: tuple[int, ...],
         seed: int,
+        target_vocabulary: str | None = None,
     ) -> Self:
         """The EAGLE-3 baseline: one layer of the target's sizes, its embedding copied, all else random.
 
@@ -167,9 +174,10 @@ class Drafter(nn.Module):
             target_embedding: [V, Ht].
             tapped_layers: "input to layer j" convention.
             seed: of the random weights.
+            target_vocabulary: see `DraftConfig`.
         """
         body = Body.one_layer_like(text_config(target_config))
-        drafter = cls(_config(Arrangement.EAGLE3, body, target_config, tapped_layers))
+        drafter = cls(_config(Arrangement.EAGLE3, body, target_config, tapped_layers, target_vocabulary))
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for module in drafter.modules():
@@ -250,7 +258,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _config(
-    arrangement: Arrangement, body: Body, target: Mapping[str, Any], tapped_layers: tuple[int, ...]
+    arrangement: Arrangement,
+    body: Body,
+    target: Mapping[str, Any],
+    tapped_layers: tuple[int, ...],
+    target_vocabulary: str | None,
 ) -> DraftConfig:
     text = text_config(target)
     return DraftConfig(
@@ -262,6 +274,7 @@ def _config(
         tapped_layers=tapped_layers,
         token_ids=_token_ids(text),
         dtype=_target_dtype(target),
+        target_vocabulary=target_vocabulary,
     )
 
 
@@ -283,8 +296,10 @@ def _config_to_json(config: DraftConfig) -> dict[str, Any]:
     if config.tapped_layers is not None:
         # These name layers whose *output* is tapped: the input of layer j is the output of j - 1.
         eagle["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in config.tapped_layers]
+    known = {} if config.target_vocabulary is None else {VOCABULARY_FIELD: config.target_vocabulary}
     return {
         **config.body.to_hf(),
+        **known,
         **config.token_ids,
         "architectures": [_ARCHITECTURE_OF.get(config.body.family, "LlamaForCausalLMEagle3")],
         "dtype": config.dtype,
@@ -310,6 +325,7 @@ def _config_from_json(fields: Mapping[str, Any]) -> DraftConfig:
             tapped_layers=tuple(layer + 1 for layer in ids) if ids else None,
             token_ids=_token_ids(fields),
             dtype=_dtype(fields) or "float32",
+            target_vocabulary=fields.get(VOCABULARY_FIELD),
         )
     except KeyError as error:
         raise StageError(FailureReason.CORRUPT_ARTIFACT, f"The drafter's config.json lacks {error}.") from error

@@ -6,15 +6,17 @@ that says of the target what this target says. So whatever evaluates and serves 
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from osprey_api.conditions import FailureReason
 from osprey_api.stages import AdoptConfig, AdoptResult, InputRole
 from osprey_runtime.context import StageContext
 from osprey_runtime.errors import StageError
-from osprey_trainer.models.draft import Drafter, text_config
+from osprey_trainer.models.draft import VOCABULARY_FIELD, Drafter, text_config
 from osprey_trainer.models.hf_names import read_config
 from osprey_trainer.models.target import check_tapped_layers
+from osprey_trainer.vocabulary import TokenTable
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +30,12 @@ def run(ctx: StageContext) -> AdoptResult:
     """
     config = cast(AdoptConfig, ctx.config)
     uri = ctx.task.inputs[InputRole.DRAFTER].uri
-    target = read_config(ctx.model(config.target, weights=False))
+    folder = ctx.model(config.target, weights=False)
+    target = read_config(folder)
     try:
         drafter = Drafter.load(ctx.input(InputRole.DRAFTER))
         _check_fits(drafter, text_config(target))
+        is_compared = _check_vocabulary(drafter, folder)
     except StageError as error:
         # The files are those that were named, by their digest, so reading them again would not help.
         damaged = error.reason is FailureReason.CORRUPT_ARTIFACT
@@ -45,6 +49,7 @@ def run(ctx: StageContext) -> AdoptResult:
         parameters=sum(parameter.numel() for parameter in drafter.parameters()),
         layers=drafter.config.body.num_layers,
         draft_vocab_size=drafter.config.draft_vocab_size,
+        vocabulary_compared=is_compared,
     )
 
 
@@ -61,3 +66,23 @@ def _check_fits(drafter: Drafter, target: Mapping[str, Any]) -> None:
     layers = drafter.config.tapped_layers
     if layers is not None:  # `resolve` has seen that the usual ones can be tapped
         check_tapped_layers(layers, target["num_hidden_layers"])
+
+
+def _check_vocabulary(drafter: Drafter, target: Path) -> bool:
+    """Whether the target's tokens are those that the drafter was made for, where it says which these were."""
+    wanted = drafter.config.target_vocabulary
+    if wanted is None:
+        log.warning(
+            "the drafter's config.json has no %s, so only the number of the target's tokens was compared; made for "
+            "other tokens, it will be accepted hardly ever",
+            VOCABULARY_FIELD,
+        )
+        return False
+    found = TokenTable.load(target).digest
+    if found != wanted:
+        raise StageError(
+            FailureReason.INVALID_CONFIG,
+            f"It was made for a target of as many tokens, but of others: its config.json says {VOCABULARY_FIELD} "
+            f"{wanted}, and this target's tokenizer has {found}. Import one made for it, or train it.",
+        )
+    return True

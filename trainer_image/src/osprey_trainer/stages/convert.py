@@ -69,6 +69,7 @@ def _from_backbone(folder: Path, target: Path, tokens: TokenTable) -> tuple[Draf
         alignment,
         target_config=target_config,
         tapped_layers=default_tapped_layers(text["num_hidden_layers"]),
+        target_vocabulary=tokens.digest,
     )
     return drafter, alignment.copied, alignment.composed, alignment.left
 
@@ -80,5 +81,6 @@ def _from_scratch(folder: Path, tokens: TokenTable, *, seed: int) -> tuple[Draft
         target_embedding=read_embedding(folder),  # alone: all of the target in memory may be hundreds of gigabytes
         tapped_layers=default_tapped_layers(text_config(config)["num_hidden_layers"]),
         seed=seed,
+        target_vocabulary=tokens.digest,
     )
     return drafter, len(tokens.strings), 0, 0
