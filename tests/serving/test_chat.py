@@ -191,15 +191,19 @@ def served(folders):
     """Ids by template and request, from SGLang in a process of its own."""
     names = [(template, request) for template in TEMPLATES for request in REQUESTS]
     questions = [[str(folders[template]), REQUESTS[request]] for template, request in names]
+    return dict(zip(names, answers("served_ids.py", questions), strict=True))
+
+
+def answers(program: str, questions: list):
     answer = subprocess.run(
-        [sys.executable, Path(__file__).parent / "programs" / "served_ids.py"],
+        [sys.executable, Path(__file__).parent / "programs" / program],
         input=json.dumps(questions).encode(),
         env=launch.environment(os.environ),  # noqa: TID251 - a child inherits the environment
         stdout=subprocess.PIPE,
         check=True,
         timeout=900,
     )
-    return dict(zip(names, json.loads(answer.stdout.splitlines()[-1]), strict=True))
+    return json.loads(answer.stdout.splitlines()[-1])
 
 
 @pytest.mark.timeout(1000)  # SGLang is imported, which takes minutes where others have the cores
@@ -210,6 +214,15 @@ def test_ids_are_those_of_sglang(folders, served, template):
         found = chat.render(conversation(Row("x.jsonl", 1, request), None), {})
         assert chat._tokenizer.decode(found) == chat._tokenizer.decode(served[template, name]), name
         assert found == served[template, name], name
+
+
+@pytest.mark.timeout(1000)
+def test_with_the_plugin_a_multimodal_target_is_given_these_ids_too(folders):
+    request = REQUESTS["turns"]
+    without, found = answers("multimodal_ids.py", [str(folders["bos"]), request])
+    assert found == Chat(folders["bos"]).render(conversation(Row("x.jsonl", 1, request), None), {})
+    assert found.count(0) == 1
+    assert without == [0, *found]  # where SGLang mends this, the hook can go
 
 
 def test_arguments_as_text_and_as_an_object_give_the_same_ids(folders):

@@ -55,9 +55,13 @@ def test_sglang_loads_it(folder):
     result = python(LOAD, folder, sysconfig.get_path("purelib"))
     module, *hooked = result.stdout.split()
     assert module == "osprey_serving.plugin.models.drafter", result.stderr
-    assert {"resolve_once", "get_internal_state", "update_weights_from_disk", "set_eagle3_layers_to_capture"} <= set(
-        hooked
-    )
+    assert {
+        "resolve_once",
+        "get_internal_state",
+        "update_weights_from_disk",
+        "set_eagle3_layers_to_capture",
+        "_can_reuse_text_only_prompt_ids",
+    } <= set(hooked)
 
 
 def test_an_unknown_sglang_is_refused(folder, tmp_path):

@@ -37,4 +37,5 @@ def ids(folder: str, fields: dict) -> list[int]:
     return list(endpoint(folder)._apply_jinja_template(request, tools, False).prompt_ids)
 
 
-print(json.dumps([ids(*question) for question in json.loads(sys.stdin.read())]))  # noqa: T201 - the test reads it
+if __name__ == "__main__":
+    print(json.dumps([ids(*question) for question in json.loads(sys.stdin.read())]))  # noqa: T201 - the test reads it

@@ -37,7 +37,7 @@ def _register() -> None:
     from sglang.srt.models.registry import ModelRegistry, import_model_classes  # noqa: PLC0415
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
-    from osprey_serving.plugin import gemma3, swap  # noqa: PLC0415
+    from osprey_serving.plugin import gemma3, prompt, swap  # noqa: PLC0415
 
     # Not ModelRegistry.register: it would import all of SGLang's models, also where that is put off.
     ModelRegistry.models.update(import_model_classes(f"{__name__}.models", strict=True))
@@ -59,6 +59,7 @@ def _register() -> None:
             HookType.AROUND,
         ),
         (gemma3.TARGET, gemma3.capture_streams, HookType.AFTER),
+        (prompt.TARGET, prompt.keep_ids, HookType.AROUND),
     ):
         resolve_name(target)  # raises here; SGLang would only log that the hook has no target
         HookRegistry.register(target, hook, kind)
