@@ -55,6 +55,14 @@ def test_a_template_that_prints_the_date_prints_the_same_one_every_day(tmp_path)
     assert dt.date.today() != PINNED_DATE  # noqa: DTZ011 - else this shows nothing today
 
 
+def test_a_date_that_is_set_for_the_server_is_printed_by_all(tmp_path):
+    """As Llama 3.1's template takes it."""
+    template = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    chat = Chat(make_folder(tmp_path, template + "{{ date_string }}"))
+    printed = [chat._tokenizer.decode(chat.render(lone("hi"), options)) for options in ({}, {"date_string": "Monday"})]
+    assert printed == ["01 Jan 2026", "Monday"]
+
+
 def test_without_a_template_there_is_no_guess(tmp_path):
     with pytest.raises(StageError, match=r"no chat template.*chat_template\.jinja") as caught:
         Chat(make_folder(tmp_path))
