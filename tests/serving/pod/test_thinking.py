@@ -25,7 +25,8 @@ TEMPLATE = (
 )
 """As Qwen3's: what was thought in earlier turns is left out, and thinking can be turned off. Or, as DeepSeek-R1's: the
 prompt itself opens it, and the answer only closes it."""
-ANSWER = ["<think>", "a", "b", "c", "</think>", "X", "Y", "Z", "<|im_end|>"]
+ANSWER = ["<think>", "a", "b", "c", "</think>", "X", "Y", "Z", "Ġ", "<|im_end|>"]
+"""It ends in a space (Ġ), which is learned as well."""
 NEXT = dict(zip([":", *ANSWER], ANSWER, strict=False)) | {"Ċ": "X"}  # Ċ is a new line: the end of a closed block
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 OPENED = {"chat_template_kwargs": {"enable_thinking": True, "opened": True}}
@@ -45,7 +46,7 @@ PROMPTS = [
     "<|im_start|>user:no<|im_end|>\n<|im_start|>assistant:<think>\n\n</think>\n\n",
     "<|im_start|>user:open<|im_end|>\n<|im_start|>assistant:<think>",
 ]
-ANSWERS = ["".join(ANSWER), "".join(ANSWER), "".join(ANSWER[5:]), "".join(ANSWER[1:])]
+ANSWERS = ["".join(said).replace("Ġ", " ") for said in (ANSWER, ANSWER, ANSWER[5:], ANSWER[1:])]
 
 
 def make_tokenizer():

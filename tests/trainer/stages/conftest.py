@@ -49,7 +49,7 @@ from osprey_api.stages import (
 )
 from osprey_runtime import manifest
 from osprey_runtime.runner import prefix_of
-from osprey_runtime.store import open_store
+from osprey_runtime.store import Content, digest_of, open_store
 from osprey_trainer.__main__ import run as run_command
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -246,6 +246,11 @@ class Machine:
     def files(self, ref: ArtifactRef) -> Path:
         """A finished artifact, fetched and verified."""
         return manifest.fetch(self.storage, ref, self.root / "fetched" / ref.digest[-12:])
+
+    def released(self, folder: Path) -> ArtifactRef:
+        """A folder with a model that somebody else made."""
+        digest = digest_of({file.path: Content(file.size, file.sha256) for file in manifest.files_of(folder)})
+        return ArtifactRef(uri=f"file://{folder}", digest=digest)
 
     def checkpoints(self, task: StageTask) -> list[str]:
         """Names of the complete ones, the oldest first."""

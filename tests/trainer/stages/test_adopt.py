@@ -9,8 +9,6 @@ from safetensors.torch import load_file, save_file
 
 from osprey_api.conditions import ExitCode, FailureReason
 from osprey_api.stages import AdoptConfig, ArtifactRef, Pinned
-from osprey_runtime.manifest import files_of
-from osprey_runtime.store import Content, digest_of
 from osprey_serving.plugin import checkpoint
 from osprey_trainer.vocabulary import TokenTable
 
@@ -34,7 +32,7 @@ PUBLISHED = ON_TARGET | {
 
 
 @pytest.fixture
-def publish(tmp_path):
+def publish(machine, tmp_path):
     """Writes a drafter as somebody else would, and returns where it is."""
 
     def write(name="drafter", *, without=(), more=None, **changes):
@@ -53,14 +51,9 @@ def publish(tmp_path):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
         save_file(tensors | (more or {}), folder / "model.safetensors")
-        return reference(folder)
+        return machine.released(folder)
 
     return write
-
-
-def reference(folder):
-    digest = digest_of({file.path: Content(file.size, file.sha256) for file in files_of(folder)})
-    return ArtifactRef(uri=f"file://{folder}", digest=digest)
 
 
 def adopt(machine, drafter, target="target"):
@@ -115,7 +108,7 @@ def test_what_is_no_drafter_of_the_target_is_refused(machine, publish, options, 
     assert outcome.message.endswith("Correct spec.import.")
 
 
-def test_a_drafter_for_retokenized_of_the_same_number_is_refused(machine, claims, greedy_answers, retokenized):
+def test_a_drafter_for_other_tokens_of_the_same_number_is_refused(machine, claims, greedy_answers, retokenized):
     """The tensors fit, and so do all sizes; what it drafts would hardly ever be accepted."""
     names = ("target", "retokenized")
     tables = [TokenTable.load(claims / "models" / name) for name in names]
@@ -159,7 +152,7 @@ def test_another_digest_is_told_with_the_right_one(machine, publish):
 
 def test_a_folder_that_is_not_there_or_no_drafter(machine, claims, tmp_path):
     shutil.copytree(claims / "models" / "source", tmp_path / "backbone")
-    code, outcome = machine.run(adopt(machine, reference(tmp_path / "backbone")))
+    code, outcome = machine.run(adopt(machine, machine.released(tmp_path / "backbone")))
     assert (code, outcome.failure) == (ExitCode.WRONG_INPUT, FailureReason.UNSUPPORTED_MODEL)
     assert "is a LlamaForCausalLM; drafters that can be read are" in outcome.message
     nowhere = ArtifactRef(uri=f"file://{tmp_path}/nowhere", digest=f"sha256:{'0' * 64}")

@@ -1,5 +1,6 @@
 """The states of all answers as an artifact: what is in it, how it is read, and what becomes of a lost pod."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from osprey_api.conditions import FailureReason
+from osprey_api.conditions import ExitCode, FailureReason
 from osprey_api.stages import Execution, InputRole
 from osprey_runtime import manifest
 from osprey_runtime.errors import StageError
@@ -15,6 +16,7 @@ from osprey_runtime.manifest import RemoteArtifact
 from osprey_trainer.data.answers import Dialogue
 from osprey_trainer.data.states import ShardWriter, StatesIndex, StreamedTeacher, shards_of
 from osprey_trainer.data.teacher import OnlineTeacher
+from osprey_trainer.models.draft import Drafter
 from osprey_trainer.models.target import Target, TargetStates
 from osprey_trainer.stages.capture import check_room
 
@@ -186,6 +188,18 @@ def test_states_of_other_answers_are_refused(place, answers, dialogues):
     with pytest.raises(StageError, match="line 3 they hold 12 tokens, and it has 25") as caught:
         StreamedTeacher(teacher, dialogues, place.root / "states")
     assert caught.value.reason is FailureReason.INVALID_CONFIG
+
+
+def test_states_of_other_layers_are_refused(place, answers, tmp_path):
+    given = answers()
+    states = place.done(place.capture(given)).artifact
+    initial = Drafter.load(place.files(place.done(place.convert(given)).artifact))
+    initial.config = dataclasses.replace(initial.config, tapped_layers=(1, 2, 5))
+    initial.save(tmp_path / "other")
+    code, outcome = place.run(place.distil(place.released(tmp_path / "other"), given, states=states))
+    assert (code, outcome.failure) == (ExitCode.WRONG_INPUT, FailureReason.INVALID_CONFIG)
+    assert "taps layers [1, 2, 5] of the target, and the states are of layers [3, 4, 5]" in outcome.message
+    assert "set distillation.teacher.mode to Online" in outcome.message
 
 
 def test_what_would_fill_the_store_is_refused_before_the_target_is_loaded():
