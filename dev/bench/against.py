@@ -1,5 +1,6 @@
 """Our step beside SpecForge's: the same inputs, interleaved, with their losses and gradients compared."""
 
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,22 +32,32 @@ class Side:
 
     Attributes:
         seconds: of a step.
+        cpu_seconds: that its threads computed.
         tokens_per_second: of the batch, its padding not counted.
         peak_mib: memory of a step above what there was before.
+        tflop: of a step, counted.
+        mfu: of a step, against the peak that the machine had then.
     """
 
     seconds: Spread
+    cpu_seconds: Spread
     tokens_per_second: Spread
     peak_mib: Spread
+    tflop: float
+    mfu: float
 
     @classmethod
     def of(cls, runs: Sequence[Mapping[str, Any]], tokens: int) -> "Side":
         """Of several processes."""
         seconds = [value for run in runs for value in run["seconds"]]
+        flops = runs[0]["facts"]["flops"]
         return cls(
             Spread.of(seconds),
+            Spread.of([value for run in runs for value in run["cpu_seconds"]]),
             Spread.of([tokens / value for value in seconds]),
             Spread.of([run["peak_bytes"] / 2**20 for run in runs]),
+            flops / 1e12,
+            flops / statistics.median(seconds) / runs[0]["facts"]["gemm_peak"],
         )
 
 
@@ -97,7 +108,7 @@ def _compare(checkout: Path, case: Case, repeats: int) -> Row:
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
         for repeat in range(repeats):
             for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
-                task = replace(tasks[side], gradients="" if repeat else files[side])
+                task = tasks[side] if repeat else replace(tasks[side], gradients=files[side], counts=True)
                 runs[side].append(measure.in_process(WORKER, asdict(task)))
         row = summarise(case, runs, gradient_difference(Path(files["osprey"]), Path(files["specforge"])))
     if max(row.loss_difference, row.gradient_difference) > TOLERANCE:

@@ -143,12 +143,12 @@ def prepare(cases: Sequence[Case]) -> None:
     if not missing:
         return
     folder = models.ensure()
-    dialogues = _dialogues(folder)
+    found = dialogues()
     target = Target(folder)
     vocab_size = len(target.head.weight)
     for path, case in missing.items():
-        members = _whole(dialogues, case.tokens) if case.batch is Kind.ALL else _batch(dialogues, case.tokens)
-        others = [dialogue for dialogue in dialogues if dialogue not in members]
+        members = _whole(found, case.tokens) if case.batch is Kind.ALL else _batch(found, case.tokens)
+        others = [dialogue for dialogue in found if dialogue not in members]
         tensors = {
             "head": target.head.weight.detach().clone(),
             "tapped_layers": torch.tensor(target.tapped_layers),
@@ -169,12 +169,12 @@ def _states_file(case: Case) -> Path:
     return BUILD / f"states-{case.batch}-{case.tokens}.safetensors"
 
 
-def _dialogues(folder: Path) -> list[Dialogue]:
-    """Have the demonstration's prompts answered, once."""
+def dialogues() -> list[Dialogue]:
+    """Return the demonstration's prompts with their answers, which are computed once."""
     path = BUILD / "dialogues.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_answered(folder)) + "\n")
+        path.write_text(json.dumps(_answered(models.ensure())) + "\n")
     found = (
         Dialogue(str(index), line["domain"], np.array(line["prompt"], np.int32), np.array(line["answer"], np.int32))
         for index, line in enumerate(json.loads(path.read_text()))

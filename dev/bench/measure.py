@@ -39,12 +39,14 @@ class Measurement:
 
     Attributes:
         seconds: of each step after the first.
+        cpu_seconds: of these, what the process's threads computed: other work on the machine matters less to it.
         peak_bytes: the most that the first step took, above what there was before it.
         losses: by step of the unroll, weighted as they are added.
         facts: what else the process tells.
     """
 
     seconds: Sequence[float]
+    cpu_seconds: Sequence[float]
     peak_bytes: int
     losses: Sequence[float]
     facts: Mapping[str, Any]
@@ -60,14 +62,15 @@ def peak_bytes(step: Callable[[], object]) -> int:
     return max(0, _status_bytes("VmHWM") - before)
 
 
-def seconds(step: Callable[[], object], repeats: int) -> list[float]:
-    """Run a step several times, and return how long each took."""
-    found = []
+def seconds(step: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
+    """Run a step several times, and return the seconds that each took, and those of the process's threads."""
+    found, computed = [], []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started, before = time.perf_counter(), time.process_time()
         step()
         found.append(time.perf_counter() - started)
-    return found
+        computed.append(time.process_time() - before)
+    return found, computed
 
 
 def _status_bytes(name: str) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -34,8 +35,11 @@ class SpecForge:
         positions: of its padded batch; its losses are sums over rows divided by this.
     """
 
-    def __init__(self, checkout: Path, case: Case, inputs: Inputs, *, compact_teacher: bool = False) -> None:
-        """compact_teacher: its option for offline training with a draft vocabulary."""
+    def __init__(
+        self, checkout: Path, case: Case, inputs: Inputs, *, compact_teacher: bool = False, compiles: bool = False
+    ) -> None:
+        """compact_teacher: its option for offline training; compiles: what it marks for torch.compile is."""
+        torch._dynamo.config.disable = not compiles  # noqa: SLF001 - where torch has this switch
         sys.path.insert(0, str(checkout))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it tells what it would like to have installed

@@ -14,6 +14,7 @@ from dev.bench import measure
 from dev.bench.inputs import Case, Inputs, Kind
 from dev.bench.measure import Measurement
 from dev.bench.specforge import DECAY, SpecForge
+from osprey_trainer.cost import FlopCount, gemm_peak
 from osprey_trainer.losses.divergence import Divergence
 from osprey_trainer.models.hf_names import to_published
 from osprey_trainer.objectives import Distillation
@@ -27,14 +28,18 @@ class Task:
         case: the step.
         specforge: folder of its checkout; "": our own step.
         compact_teacher: SpecForge's option.
+        compiles: SpecForge may compile what it marks for that.
         repeats: timed steps after the one whose memory is measured.
+        counts: FLOPs, of a step more, and measure the machine's peak.
         gradients: file for the gradients of the last step; "": none.
     """
 
     case: Case
     specforge: str = ""
     compact_teacher: bool = False
+    compiles: bool = False
     repeats: int = 2
+    counts: bool = False
     gradients: str = ""
 
     @classmethod
@@ -95,7 +100,13 @@ def run(task: Task) -> Measurement:
     facts: dict[str, Any] = {}
     side: Side
     if task.specforge:
-        side = SpecForge(Path(task.specforge), task.case, inputs, compact_teacher=task.compact_teacher)
+        side = SpecForge(
+            Path(task.specforge),
+            task.case,
+            inputs,
+            compact_teacher=task.compact_teacher,
+            compiles=task.compiles,
+        )
     else:
         side = own = Osprey(task.case, inputs)
         facts = {
@@ -106,10 +117,14 @@ def run(task: Task) -> Measurement:
         }
     losses: list[float] = []
     peak = measure.peak_bytes(lambda: losses.extend(side.step()))
-    seconds = measure.seconds(side.step, task.repeats)
+    seconds, computed = measure.seconds(side.step, task.repeats)
+    if task.counts:
+        with FlopCount() as count:
+            side.step()
+        facts |= {"flops": count.flops, "gemm_peak": gemm_peak(torch.device("cpu"), torch.float32)}
     if task.gradients:
         save_file({name: gradient.contiguous() for name, gradient in side.gradients().items()}, task.gradients)
-    return Measurement(seconds, peak, losses, facts)
+    return Measurement(seconds, computed, peak, losses, facts)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,14 @@ def test_metrics_by_the_contracts_names():
         }
 
 
+def test_further_figures_are_shown_and_not_served():
+    out = io.StringIO()
+    with Progress("distil", port=0, out=out) as progress:
+        progress.update(1, loss=2.0, more={"MFU": 0.25})
+        assert scrape(progress) == {names.STEP: 1, names.LOSS: 2}
+    assert out.getvalue() == "distil 1, loss 2, MFU 0.25\n"
+
+
 def test_an_unknown_total_is_not_told():
     out = io.StringIO()
     with Progress("tokenize", port=0, out=out) as progress:

@@ -137,7 +137,7 @@ def run(rank: int, world_size: int, *, port: int, models: Models, out: Path, cas
         lines: list[tuple[int, float]] = []
         stop = threading.Event()
 
-        def progress(step, _total, loss, *_rest, lines=lines, stop=stop) -> None:
+        def progress(step, _total, loss, *_rest, lines=lines, stop=stop, **_more) -> None:
             lines.append((step, loss))
             if step == stop_at - 1:  # heard during the next step
                 stop.set()

@@ -60,7 +60,7 @@ def run(rank: int, port: int, source: Path, out: Path, *, stop_at: int | None, h
 
     stop = threading.Event()
 
-    def progress(step, *_rest) -> None:
+    def progress(step, *_rest, **_more) -> None:
         if step == stop_at:
             stop.set()
 

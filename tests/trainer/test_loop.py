@@ -68,11 +68,12 @@ class Log:
     """Progress that can do something after a step."""
 
     def __init__(self, after=None):
-        self.losses, self.lines, self.after = [], [], after or {}
+        self.losses, self.lines, self.costs, self.after = [], [], [], after or {}
 
-    def __call__(self, step, total, loss, tokens_per_second, extra):
+    def __call__(self, step, total, loss, tokens_per_second, extra, *, cost):
         self.losses.append(loss)
         self.lines.append((step, total, tokens_per_second, dict(extra)))
+        self.costs.append(cost)
         self.after.get(step, lambda: None)()
 
 
@@ -115,6 +116,19 @@ def test_a_loss_over_part_of_the_vocabulary_is_that_of_its_own_softmax(pretraini
     assert objective.summarise(totals)["cross_entropy"] == pytest.approx(reference.item(), rel=1e-5)
     for (name, value), other in zip(objective.backbone.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(value.grad, other.grad, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_every_step_tells_its_cost(pretraining, windows):
+    log = Log()
+    objective = pretraining()
+    train(objective, Cycle(windows), settings(steps=3), progress=log)
+    tokens = windows[0].tokens
+    assert [cost.tokens for cost in log.costs] == [tokens] * 3
+    # Every product of a weight with an input has two more of its size in the backward pass.
+    backbone = objective.backbone
+    weights = sum(p.numel() for p in backbone.layers.parameters() if p.dim() == 2) + backbone.head_weight.numel()
+    assert log.costs[0].flops == log.costs[2].flops >= 6 * tokens * weights
+    assert all(0 < cost.mfu < 1 and 0 <= cost.waited_s < cost.seconds for cost in log.costs)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2])

@@ -4,6 +4,8 @@ import logging
 import math
 import sys
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Self, TextIO
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
@@ -81,6 +83,7 @@ class Progress:
         loss: float | None = None,
         tokens_per_second: float | None = None,
         simulated_acceptance_length: float | None = None,
+        more: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Tell that `step` steps, or prompts, are done. A figure that is not given keeps its last value.
 
@@ -89,6 +92,7 @@ class Progress:
             loss: nats per token.
             tokens_per_second: of all processes together.
             simulated_acceptance_length: tokens per verify step, counted as SGLang counts.
+            more: further figures by name, which are shown and not served.
         """
         self._step = step
         self._set(names.STEP, step)
@@ -107,6 +111,7 @@ class Progress:
             "loss": loss,
             "tokens/s": tokens_per_second,
             "simulated acceptance length": simulated_acceptance_length,
+            **more,
         }
         text = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if value is not None)
         if self._bar is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from osprey_api.conditions import ExitCode, FailureReason
 from osprey_runtime.errors import StageError
+from osprey_trainer.cost import CostMeter, StepCost
 from osprey_trainer.ema import WeightAverage
 from osprey_trainer.engine import TAG, Engine, join_process_group
 from osprey_trainer.explosion import FACTOR, PATIENCE, LossWatch
@@ -76,9 +77,16 @@ class Progress(Protocol):
     """Called on rank 0 after every step."""
 
     def __call__(
-        self, step: int, total: int, loss: float, tokens_per_second: float, extra: Mapping[str, float]
+        self,
+        step: int,
+        total: int,
+        loss: float,
+        tokens_per_second: float,
+        extra: Mapping[str, float],
+        *,
+        cost: StepCost,
     ) -> None:
-        """step: how many are done; loss: of the global batch; extra: `Objective.summarise`."""
+        """step: how many are done; loss: of the global batch; extra: `Objective.summarise`; cost: of this step."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +159,12 @@ def train(
             run.load(saved)
         while True:
             started = time.monotonic()
-            report = run.advance(stop_asked=stop_asked())
+            with run.cost.step():
+                report = run.advance(stop_asked=stop_asked())
             if run.engine.rank == 0:
-                speed = report.tokens / (time.monotonic() - started)
-                progress(run.step, settings.steps, report.loss, speed, report.metrics)
+                seconds = time.monotonic() - started
+                cost = run.cost.cost(report.tokens, seconds)
+                progress(run.step, settings.steps, report.loss, report.tokens / seconds, report.metrics, cost=cost)
             if run.step >= settings.steps:
                 return run.result(report)
             due |= run.step % settings.checkpoint_every_steps == 0
@@ -191,6 +201,8 @@ class _Run(Generic[BatchT]):
         averages = settings.ema_decay is not None and self.engine.rank == 0
         self.average = WeightAverage(settings.ema_decay or 0.0) if averages else None
         self.watch = LossWatch()
+        dtype = torch.bfloat16 if settings.bf16 else torch.float32
+        self.cost = CostMeter(self.engine.device, dtype, world_size=self.engine.world_size)
         self.step = self.tokens = 0
 
     def advance(self, *, stop_asked: bool) -> _StepReport:
@@ -198,7 +210,8 @@ class _Run(Generic[BatchT]):
         engine, settings = self.engine, self.settings
         batches, counts = [], []
         for _ in range(settings.accumulation):
-            batch = next(self.batches).to(engine.device)
+            with self.cost.waiting():
+                batch = next(self.batches).to(engine.device)
             counts.append(self.objective.rows(batch))
             # Where several wait they do so in the host's memory: with the target's states they would fill a GPU.
             batches.append(batch if settings.accumulation == 1 else batch.to(_HOST))

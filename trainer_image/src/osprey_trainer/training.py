@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,7 @@ from pydantic import JsonValue
 
 from osprey_api.stages import Optimization
 from osprey_runtime.context import StageContext, stopped
+from osprey_trainer.cost import Spent, StepCost
 from osprey_trainer.data.split import Split
 from osprey_trainer.engine import join_process_group
 from osprey_trainer.loop import BatchSource, Stopped, TrainResult, train
@@ -28,6 +30,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 REPORT_NAME = "training.json"
+COST_LINE = "cost of this attempt: "
+"""Begins the line of the log that has it, as JSON."""
 _POINTS = 200
 _RESTORED = "restored-checkpoint"
 _HISTORY_NAME = "history.json"
@@ -171,6 +175,7 @@ def run_loop(
         StageError: DIVERGED; STOPPED, with a checkpoint saved; a checkpoint could not be saved or read.
     """
     checkpoints = _PodCheckpoints(ctx, LossHistory(steps))
+    spent = Spent()
 
     def progress(
         step: int,
@@ -178,13 +183,17 @@ def run_loop(
         loss: float,
         tokens_per_second: float,
         extra: Mapping[str, float],
+        *,
+        cost: StepCost,
     ) -> None:
         checkpoints.history.add(step, loss)
+        spent.add(cost)
         ctx.progress.update(
             step,
             loss=loss,
             tokens_per_second=tokens_per_second,
             simulated_acceptance_length=acceptance(step, extra),
+            more=spent.figures,
         )
 
     settings = LoopSettings(
@@ -201,6 +210,7 @@ def run_loop(
         checkpoint_every_steps=ctx.task.execution.checkpoint_every_steps,
         seed=optimization.seed,
     )
+    began = time.monotonic()
     try:
         result = train(
             objective, batches, settings, progress=progress, checkpoints=checkpoints, stop_asked=ctx.stop.is_set
@@ -208,6 +218,9 @@ def run_loop(
     except Stopped as stop:
         ctx.checkpoints.wait()
         raise stopped() from stop
+    if ctx.rank == 0:
+        took = {"seconds": time.monotonic() - began, "seconds_of_steps": spent.seconds}
+        log.info("%s%s", COST_LINE, json.dumps(took | spent.figures))
     return Trained(result, from_rank_0(checkpoints.history))
 
 
