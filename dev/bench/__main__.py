@@ -4,9 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from dev.bench import against, growth
+from dev.bench import against, growth, pipeline
 from dev.bench.inputs import BUILD
 from dev.bench.machine import Machine
 from dev.bench.report import Report, summary
@@ -14,7 +13,7 @@ from dev.settings import REPOSITORY
 
 RESULT = BUILD / "training.json"
 PAGE = REPOSITORY / "docs" / "performance.md"
-PARTS = ("specforge", "growth")
+PARTS = ("specforge", "growth", "pipeline")
 NO_CHECKOUT = (
     "no checkout of SpecForge was given: SPECFORGE=CHECKOUT make bench-training, after "
     "git clone https://github.com/sgl-project/SpecForge CHECKOUT"
@@ -47,8 +46,7 @@ def measured(parts: Sequence[str], *, specforge: Path | None, repeats: int) -> R
         SystemExit: the folder is no checkout of SpecForge.
     """
     skipped = {part: "not asked for" for part in PARTS if part not in parts}
-    rows, curves = None, None
-    further: dict[str, Any] = {}
+    rows = curves = around = None
     if "specforge" in parts and specforge is None:
         skipped["specforge"] = NO_CHECKOUT
     elif "specforge" in parts and specforge is not None:
@@ -59,7 +57,10 @@ def measured(parts: Sequence[str], *, specforge: Path | None, repeats: int) -> R
     if "growth" in parts:
         say("growth over length and vocabulary")
         curves = growth.measured(repeats=repeats)
-    return Report(Machine.this(), rows, curves, further, skipped)
+    if "pipeline" in parts:
+        say("what lies around the step")
+        around = pipeline.measured(repeats=repeats)
+    return Report(Machine.this(), rows, curves, around, skipped)
 
 
 def say(line: str) -> None:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from dev.bench.against import Row, Side
 from dev.bench.growth import Growth, Point
 from dev.bench.machine import Machine
 from dev.bench.measure import Spread
+from dev.bench.pipeline import Pipeline
 from dev.bench.plot import log_log
 
 TITLE = """# Performance
@@ -25,16 +25,12 @@ PLOTS = {"lengths": "performance-lengths.svg", "vocabularies": "performance-voca
 
 @dataclass(frozen=True)
 class Report:
-    """Of a run; None: that part was not measured, and `skipped` says why.
-
-    Attributes:
-        parts: further ones, by name: pipeline, cost.
-    """
+    """Of a run; None: that part was not measured, and `skipped` says why."""
 
     machine: Machine
     against_specforge: Sequence[Row] | None
     growth: Growth | None
-    parts: Mapping[str, Any]
+    pipeline: Pipeline | None
     skipped: Mapping[str, str]
 
     def write(self, file: Path) -> None:
@@ -45,7 +41,7 @@ class Report:
             if self.against_specforge is None
             else [asdict(row) for row in self.against_specforge],
             "growth": None if self.growth is None else asdict(self.growth),
-            **self.parts,
+            "pipeline": None if self.pipeline is None else asdict(self.pipeline),
         }
         machine = asdict(self.machine)
         measured = {name: value for name, value in new.items() if value is not None}
@@ -70,6 +66,8 @@ class Report:
             sections["specforge"] = against_section(self.against_specforge, self.machine)
         if self.growth is not None:
             sections["growth"] = growth_section(self.growth, self.machine)
+        if self.pipeline is not None:
+            sections["pipeline"] = pipeline_section(self.pipeline, self.machine)
         return sections
 
 
@@ -86,7 +84,8 @@ def replaced(text: str, name: str, section: str) -> str:
 def against_section(rows: Sequence[Row], machine: Machine) -> str:
     """Return the comparison with SpecForge."""
     head = [
-        "V", "Vd", "batch", "speed", "memory", "tokens/s", "SpecForge's", "peak MiB", "SpecForge's", "loss", "gradient"
+        "V", "Vd", "batch", "speed", "memory", "tokens/s", "SpecForge's", "peak MiB", "SpecForge's",
+        "TFLOP", "SpecForge's", "MFU", "SpecForge's", "loss", "gradient",
     ]  # fmt: skip
     lines = [
         [
@@ -99,6 +98,10 @@ def against_section(rows: Sequence[Row], machine: Machine) -> str:
             spread(row.specforge.tokens_per_second),
             spread(row.osprey.peak_mib),
             spread(row.specforge.peak_mib),
+            f"{row.osprey.tflop:.2f}",
+            f"{row.specforge.tflop:.2f}",
+            f"{row.osprey.mfu:.0%}",
+            f"{row.specforge.mfu:.0%}",
             f"{row.loss_difference:.0e}",
             f"{row.gradient_difference:.0e}",
         ]
@@ -160,6 +163,65 @@ nor the second on T.
 {table([head, *rows(growth.vocabularies)])}
 
 ![Peak memory over the length]({PLOTS["lengths"]}) ![Peak memory over the vocabulary]({PLOTS["vocabularies"]})
+"""
+
+
+def pipeline_section(pipeline: Pipeline, machine: Machine) -> str:
+    """Return what lies around the step, and what a result costs."""
+    tokens, storage, distil, server = (
+        pipeline.tokenization,
+        pipeline.storage,
+        pipeline.distillation,
+        pipeline.regeneration,
+    )
+    rows = [
+        ["what", "here", "goal", "measured as"],
+        ["waiting for data or teacher", f"{distil.waiting.median:.2%} of a step", "< 3 %", "distil, states in S3"],
+        [
+            "a checkpoint every 100 steps",
+            f"{distil.checkpoint_share:.1%} of a step",
+            "<= 5 %",
+            f"{distil.seconds_a_checkpoint:.2f} s each, steps of {distil.seconds_a_step.median:.2f} s",
+        ],
+        [
+            "tokenization, rows to shards",
+            f"{tokens.ratio:.2f} of `encode_batch`",
+            ">= 0.8",
+            f"{spread(tokens.stage)} and {spread(tokens.encode_batch)} tokens/s",
+        ],
+        [
+            "S3, writing",
+            f"{storage.write_ratio:.2f} times boto3",
+            "<= 1.3",
+            f"{storage.mib} MiB in {spread(storage.write, 2)} s and {spread(storage.plain_write, 2)} s",
+        ],
+        [
+            "S3, reading",
+            f"{storage.read_ratio:.2f} times boto3",
+            "<= 1.3",
+            f"{spread(storage.read, 2)} s and {spread(storage.plain_read, 2)} s",
+        ],
+        [
+            "regenerate, server full",
+            f"{server.full:.1%} of the time",
+            "",
+            f"{server.requests} requests, {server.concurrency} at a time, {server.tokens_per_second:.0f} tokens/s",
+        ],
+    ]
+    cost = distil.cost
+    return f"""## Around the step, and what a result costs
+
+`make bench-training`. {machine}. Real parts: stages as their pods run them, SeaweedFS, SGLang on the CPU.
+
+{table(rows)}
+
+Our store computes a SHA-256 of all that it reads, boto3 does not. The time at full concurrency is counted until the
+last request was sent.
+
+A run of distil at the demonstration's recipe ({cost["tokens"]:,.0f} supervised tokens, EAGLE-3) took
+{cost["seconds"]:.0f} s and {cost["TFLOP"]:.2f} TFLOP, {cost["TFLOP"] / cost["tokens"] * 1e3:.3f} TFLOP for 1000 tokens,
+at an MFU of {cost["MFU"]:.0%} against the matrix product of the same machine. The same figures are in every line of a
+training stage's log.
 """
 
 

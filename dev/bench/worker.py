@@ -81,7 +81,7 @@ class Osprey:
         self._inputs.drafter.zero_grad(set_to_none=True)
         loss, _ = self._objective(self._inputs.batch(), torch.full((self._steps,), 1 / self._positions))
         loss.backward()
-        return [float(loss)]
+        return [float(loss.detach())]
 
     def gradients(self) -> dict[str, Tensor]:
         """By published names."""
