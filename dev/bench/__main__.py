@@ -2,18 +2,25 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dev.bench import against, growth, pipeline
-from dev.bench.inputs import BUILD
+from dev.bench.inputs import BUILD, Case, Kind
 from dev.bench.machine import Machine
 from dev.bench.report import Report, summary
 from dev.settings import REPOSITORY
 
 RESULT = BUILD / "training.json"
+TRIAL = BUILD / "trial.json"
+"""Of a run that leaves cases out or gives SpecForge options: it says nothing of the goals."""
 PAGE = REPOSITORY / "docs" / "performance.md"
 PARTS = ("specforge", "growth", "pipeline")
+OPTIONS = {
+    "compiles": "may compile what it marks for torch.compile",
+    "compact_teacher": "reads its teacher over the draft vocabulary alone",
+}
 NO_CHECKOUT = (
     "no checkout of SpecForge was given: SPECFORGE=CHECKOUT make bench-training, after "
     "git clone https://github.com/sgl-project/SpecForge CHECKOUT"
@@ -24,23 +31,45 @@ def main(words: Sequence[str]) -> None:
     """Measure, and write what was found."""
     parser = argparse.ArgumentParser(prog="python -m dev.bench", description=__doc__)
     parser.add_argument("--specforge", type=Path, help="checkout of SpecForge; without it that part is skipped")
+    parser.add_argument("--vocabulary", type=int, nargs="+", help="beside SpecForge, only these sizes")
+    parser.add_argument("--batch", choices=list(Kind), nargs="+", help="beside SpecForge, only these batches")
+    for option, what in OPTIONS.items():
+        parser.add_argument(f"--{option.replace('_', '-')}", action="store_true", help=f"SpecForge {what}")
     parser.add_argument("--repeats", type=int, default=3, help="processes for each figure")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="parts to measure")
     parser.add_argument("--no-docs", action="store_true", help="leave docs/performance.md as it is")
     asked = parser.parse_args(words)
-    report = measured(asked.only, specforge=asked.specforge, repeats=asked.repeats)
-    report.write(RESULT)
-    if not asked.no_docs:
-        report.write_docs(PAGE)
+    options = {option: getattr(asked, option) for option in OPTIONS}
+    cases = [
+        case
+        for case in against.CASES
+        if (not asked.vocabulary or case.vocabulary in asked.vocabulary)
+        and (not asked.batch or case.batch in asked.batch)
+        and (not asked.compact_teacher or case.draft_vocabulary < case.vocabulary)
+    ]
+    report = measured(asked.only, specforge=asked.specforge, repeats=asked.repeats, cases=cases, options=options)
+    if cases == against.CASES and not any(options.values()):
+        report.write(RESULT)
+        if not asked.no_docs:
+            report.write_docs(PAGE)
+    else:
+        report.write(TRIAL)
     for row in report.against_specforge or ():
         say(summary(row))
     for part, why in report.skipped.items():
         say(f"skipped {part}: {why}")
-    say(f"all figures: {RESULT}")
+    say(f"all figures are in {BUILD}")
 
 
-def measured(parts: Sequence[str], *, specforge: Path | None, repeats: int) -> Report:
-    """Measure the parts that can be.
+def measured(
+    parts: Sequence[str],
+    *,
+    specforge: Path | None,
+    repeats: int,
+    cases: Sequence[Case] = tuple(against.CASES),
+    options: Mapping[str, Any] | None = None,
+) -> Report:
+    """Measure the parts that can be. The last four are those of `against.compare`.
 
     Raises:
         SystemExit: the folder is no checkout of SpecForge.
@@ -53,7 +82,7 @@ def measured(parts: Sequence[str], *, specforge: Path | None, repeats: int) -> R
         if not (specforge / "specforge" / "algorithms" / "eagle3" / "model.py").is_file():
             raise SystemExit(f"{specforge} is no checkout of SpecForge that has its EAGLE-3 model where it was")
         say("our step beside SpecForge's")
-        rows = against.compare(specforge.resolve(), repeats=repeats)
+        rows = against.compare(specforge.resolve(), repeats=repeats, cases=cases, options=options)
     if "growth" in parts:
         say("growth over length and vocabulary")
         curves = growth.measured(repeats=repeats)

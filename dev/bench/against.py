@@ -86,25 +86,30 @@ class Row:
     facts: Mapping[str, Any]
 
 
-def compare(checkout: Path, *, repeats: int, cases: Sequence[Case] = tuple(CASES)) -> list[Row]:
+def compare(
+    checkout: Path, *, repeats: int, cases: Sequence[Case] = tuple(CASES), options: Mapping[str, Any] | None = None
+) -> list[Row]:
     """Measure all cases.
 
     Args:
         checkout: of SpecForge.
         repeats: processes of each side.
         cases: to measure.
+        options: of SpecForge: `compiles`, `compact_teacher`, see `Task`. The second needs a draft vocabulary.
 
     Raises:
         SystemExit: losses or gradients differ by more than `TOLERANCE`, so that the figures would mean nothing.
     """
     prepare(cases)
-    return [_compare(checkout, case, repeats) for case in cases]
+    theirs = [replace(Task(case, specforge=str(checkout)), **(options or {})) for case in cases]
+    return [_compare(repeats, each) for each in theirs]
 
 
-def _compare(checkout: Path, case: Case, repeats: int) -> Row:
+def _compare(repeats: int, theirs: Task) -> Row:
+    case = theirs.case
     with tempfile.TemporaryDirectory() as folder:
         files = {side: str(Path(folder) / f"{side}.safetensors") for side in SIDES}
-        tasks = {"osprey": Task(case), "specforge": Task(case, specforge=str(checkout))}
+        tasks = {"osprey": Task(case), "specforge": theirs}
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
         for repeat in range(repeats):
             for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
