@@ -1,6 +1,7 @@
 """The chain of stages on one machine, each run as in its pod, on tiny models with random weights."""
 
 import json
+import logging
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from osprey_api.stages import ArtifactRef, DataToResolve, Pinned
 from osprey_trainer.models.backbone import Backbone
 from osprey_trainer.models.draft import Arrangement, Drafter
+from osprey_trainer.training import COST_LINE
 from osprey_trainer.vocabulary import TokenTable
 
 
@@ -172,8 +174,9 @@ def test_a_drafter_from_scratch_has_the_targets_embedding(chain, claims, greedy_
     assert torch.equal(served.embed_tokens.weight, target.model.embed_tokens.weight)  # SGLang shares the target's
 
 
-def test_online_and_captured_states_train_alike(chain, greedy_answers):
+def test_online_and_captured_states_train_alike(chain, greedy_answers, caplog):
     machine, done = chain
+    caplog.set_level(logging.INFO)
     initial, answers = done["convert"][1].artifact, machine.answers(greedy_answers)
     online, captured = (
         machine.done(machine.distil(initial, answers, states=states, epochs=2)).result
@@ -181,6 +184,12 @@ def test_online_and_captured_states_train_alike(chain, greedy_answers):
     )
     assert online.final_loss == pytest.approx(captured.final_loss, rel=1e-3)
     assert online.simulated_acceptance_length == pytest.approx(captured.simulated_acceptance_length, rel=0.05)
+    told = [entry.message.removeprefix(COST_LINE) for entry in caplog.records if entry.message.startswith(COST_LINE)]
+    costs = [json.loads(line) for line in told]
+    assert [cost["tokens"] for cost in costs] == [online.supervised_tokens, captured.supervised_tokens]
+    assert costs[0]["TFLOP"] > costs[1]["TFLOP"] > 0  # the target's own
+    assert all(0 < cost["MFU"] < 1 and 0 <= cost["waiting"] < 1 for cost in costs)
+    assert all(cost["seconds_of_steps"] < cost["seconds"] for cost in costs)
 
 
 def test_a_target_is_resolved_with_its_prompts(chain):
