@@ -14,7 +14,7 @@ IMAGE_LOCK := $(LOCK) --constraint requirements/dev.lock --override requirements
 
 .DEFAULT_GOAL := help
 CHECKS := check-format check-lint check-types check-layers check-generated check-chart
-.PHONY: help setup demo demo-down test test-long bench-training check $(CHECKS) fmt cluster cluster-down lock clean
+.PHONY: help setup demo demo-down results test test-long bench-training check $(CHECKS) fmt cluster cluster-down lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ demo: setup ## From nothing to a measured drafter (KEEP=1: leave the cluster up)
 
 demo-down: ## Take down what KEEP=1 left up
 	@$(VENV)/python -m dev.demo --down
+
+results: setup ## The paper's claims, small: docs/results.md (FULL=1: all cells and three seeds, over hours)
+	@$(VENV)/python -m dev.results $(if $(FULL),--full)
 
 test: setup ## Test everything but the long ones (T=PATHS: a part; N=0: one at a time)
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not long" $(TOGETHER) --durations=15 $(T)

@@ -1,0 +1,1 @@
+"""The paper's claims, small and honest: `make results`."""

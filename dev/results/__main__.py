@@ -1,0 +1,169 @@
+"""`make results`: measure what is missing of the paper's claims, and write down all of it.
+
+Every cell is found again in the cache, so any number of runs go on where the last one ended, however it ended.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dev.results import budget, data, schedule
+from dev.results.bench import Bench, MissingError
+from dev.results.cells import Plan
+from dev.results.experiments import EXPERIMENTS
+from dev.results.finding import Experiment
+from dev.results.lab import FailedError, Lab
+from dev.results.recipe import TRIAL, WHOLE
+from dev.results.report import PICTURES, Part, Report
+from dev.results.specs import TARGETS, Judged, Served, Target, Wanted
+from dev.settings import REPOSITORY, cache_home
+from osprey_api.stages import DataToResolve, ResolveResult
+
+REPORT = REPOSITORY / "build" / "results.json"
+PAGE = REPOSITORY / "docs" / "results.md"
+
+
+def main(words: Sequence[str]) -> int:
+    """Run, and return the exit status: not zero where a cell failed."""
+    parser = argparse.ArgumentParser(prog="python -m dev.results", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="all cells and seeds")
+    parser.add_argument("--only", default="", help="numbers of experiments, such as 1,4; the page is left alone")
+    parser.add_argument("--trial", action="store_true", help="everything tiny, in a folder of its own; no page")
+    parser.add_argument("--plan", action="store_true", help="print the cells and what they should take")
+    asked = parser.parse_args(words)
+    numbers = {int(each) for each in asked.only.split(",") if each}
+    experiments = [each for each in EXPERIMENTS if not numbers or each.number in numbers]
+    recipe = TRIAL if asked.trial else WHOLE
+    lab = Lab(cache_home() / ("results-trial" if asked.trial else "results"), recipe)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by either signal, as by Ctrl-C
+    try:
+        with lab.alone():
+            wanted = figures(experiments, full=asked.full)
+            targets = used(wanted)
+            pins = prepare(lab, targets)
+            bench = Bench()
+            plan = Plan.of(wanted, lab, bench, pins, TARGETS[0])
+            if asked.plan:
+                sys.stdout.write(planned(plan))
+                return 0
+            say(f"{len(plan.cells)} cells; from nothing about {schedule.estimate(plan.cells) / 60:.0f} minutes")
+            ended = schedule.run(plan.cells, say)
+    except FailedError as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("stopped; the next run goes on from here")
+        return 130
+    report = Report(
+        parts=[part(experiment, bench) for experiment in experiments],
+        recipe=recipe,
+        ended=ended,
+        left=[] if asked.full else left(experiments),
+        machine=machine(),
+        seconds=bench.costs(),
+    )
+    REPORT.parent.mkdir(parents=True, exist_ok=True)
+    REPORT.write_text(report.json(), encoding="utf-8")
+    if not asked.trial and not numbers:
+        PAGE.write_text(report.markdown(), encoding="utf-8")
+        report.write_pictures(PAGE.parent / PICTURES)
+    sys.stdout.write(report.markdown())
+    for line in report.left:
+        say(f"left to FULL=1: {line}")
+    for name, why in ended.failed.items():
+        say(f"FAILED {name}: {why}")
+    for name, lost in ended.skipped.items():
+        say(f"skipped {name}, which needs {lost}")
+    return 1 if ended.failed else 0
+
+
+def figures(experiments: Sequence[Experiment], *, full: bool) -> list[Wanted]:
+    """Return all figures that are wanted, each once."""
+    return list(dict.fromkeys(figure for each in experiments for figure in each.wanted(full=full)))
+
+
+def left(experiments: Sequence[Experiment]) -> list[str]:
+    """Return in words what only a full run measures."""
+    now = set(figures(experiments, full=False))
+    lines: list[str] = []
+    for experiment in experiments:
+        more = [figure for figure in experiment.wanted(full=True) if figure not in now]
+        names = dict.fromkeys(name_of(figure) for figure in more)
+        if names:
+            lines.append(f"experiment {experiment.number}: {', '.join(names)}")
+    return lines
+
+
+def name_of(figure: Wanted) -> str:
+    """Return a figure's drafter or load, in words."""
+    if isinstance(figure, Judged):
+        return figure.drafter.name
+    return f"{figure.drafter.name if figure.drafter else 'the target alone'} at batch {figure.batch}"
+
+
+def used(wanted: Sequence[Wanted]) -> list[Target]:
+    """Return the targets of some figures; the first is always there, since backbones are cut from it."""
+    drafters = [figure.drafter for figure in wanted if isinstance(figure, Judged | Served)]
+    return [target for target in TARGETS if target is TARGETS[0] or any(d and d.target is target for d in drafters)]
+
+
+def prepare(lab: Lab, targets: Sequence[Target]) -> dict[Target, ResolveResult]:
+    """Write prompts and text, make models and data claims, and pin them."""
+    data.write(lab.claims / "data", lab.recipe)
+    folders = [target.ensure() for target in targets]
+    link = lab.claims / "models"
+    link.unlink(missing_ok=True)
+    link.symlink_to(folders[0].parent)
+    text = DataToResolve(name=data.TEXT, uri=f"pvc://data/{data.TEXT}.jsonl", kind="Text", field="text")
+
+    def pinned(target: Target, folder: Path) -> ResolveResult:
+        return lab.resolve(folder, [text, *data.to_resolve(target.name)])
+
+    with ThreadPoolExecutor(len(targets)) as pool:
+        return dict(zip(targets, pool.map(pinned, targets, folders), strict=True))
+
+
+def part(experiment: Experiment, bench: Bench) -> Part:
+    """Return what an experiment found."""
+    try:
+        return Part(experiment, experiment.found(bench))
+    except MissingError as error:
+        return Part(experiment, None, str(error))
+
+
+def planned(plan: Plan) -> str:
+    """Return the cells with what they should take."""
+    lines = [
+        f"{cell.price.seconds:6.0f} s  {name}{'  (alone)' if cell.alone else ''}" for name, cell in plan.cells.items()
+    ]
+    total = sum(cell.price.seconds * (2 if cell.alone else 1) for cell in plan.cells.values())
+    lines.append(
+        f"{len(lines)} cells, {total:.0f} core-seconds; two at a time {schedule.estimate(plan.cells) / 60:.0f} of "
+        f"{budget.LIMIT_SECONDS / 60:.0f} minutes"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def machine() -> str:
+    """Return the processor in words."""
+    facts = dict(
+        line.partition(":")[::2]
+        for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        if ":" in line
+    )
+    named = {key.strip(): value.strip() for key, value in facts.items()}
+    units = [unit for unit in ("avx2", "avx512f", "amx_tile") if unit in named.get("flags", "").split()]
+    return f"{os.cpu_count()} cores of {named.get('model name', 'an unknown processor')} ({', '.join(units)})"
+
+
+def say(line: str) -> None:
+    """Tell a person what is done."""
+    sys.stderr.write(f"== {line}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

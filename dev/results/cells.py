@@ -1,0 +1,396 @@
+"""From the figures that are wanted to the cells that make them.
+
+A cell is one thing to do, with one thread: it runs stages, which find again what they made before, and puts what came
+of it on the bench.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dev.results.bench import Answer, Bench
+from dev.results.budget import Kind, Price
+from dev.results.data import NONE_HELD_OUT, SETS, TEXT, prompt_source
+from dev.results.lab import ENGINE, FailedError, Lab, artifact, result, write_json
+from dev.results.specs import FOCUS, Backbone, Drafter, Judged, Served, Target, Wanted
+from osprey_api.fingerprint import sha256
+from osprey_api.stages import (
+    ArtifactRef,
+    BaselineConfig,
+    BaselineResult,
+    CaptureConfig,
+    ConvertConfig,
+    DistilConfig,
+    EvaluateConfig,
+    EvaluateResult,
+    InputRole,
+    PretrainConfig,
+    PruneConfig,
+    RegenerateConfig,
+    ResolveResult,
+    Speculation,
+    StageConfig,
+    TextSource,
+    TokenizeConfig,
+)
+
+LOSS_VOCABULARY = 4096
+"""Tokens that Stage 2 predicts: the whole head would take most of the time on a CPU."""
+CHAIN = 5
+"""Of servers."""
+JUDGE = "dev.results.judge"
+JUDGE_VERSION = 1
+"""Raise it when the simulation gives other counts for the same inputs."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to do.
+
+    Attributes:
+        name: unique; also the folder of its logs.
+        price: what it is expected to take.
+        needs: names of cells that must be done.
+        work: does it.
+        alone: it measures time: nothing may run beside it.
+    """
+
+    name: str
+    price: Price
+    work: Callable[[], None]
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+
+
+@dataclass
+class Plan:
+    """Cells by name, each behind those that it needs.
+
+    Attributes:
+        pins: what resolve found, by target.
+    """
+
+    lab: Lab
+    bench: Bench
+    pins: Mapping[Target, ResolveResult]
+    source: Target
+    cells: dict[str, Cell] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, wanted: Iterable[Wanted], lab: Lab, bench: Bench, pins: Mapping[Target, ResolveResult], source: Target
+    ) -> "Plan":
+        """Return the cells for some figures.
+
+        Args:
+            wanted: the figures.
+            source: what backbones are cut from.
+        """
+        plan = cls(lab, bench, pins, source)
+        figures = list(dict.fromkeys(wanted))
+        judged: dict[Drafter, list[Judged]] = {}
+        batches: dict[Drafter | None, list[int]] = {}
+        for figure in figures:
+            if isinstance(figure, Judged):
+                judged.setdefault(figure.drafter, []).append(figure)
+            else:
+                batches.setdefault(figure.drafter, []).append(figure.batch)
+        sets: dict[Target, dict[str, None]] = {}
+        for drafter, each in judged.items():
+            wanted_sets = sets.setdefault(drafter.target, {})
+            wanted_sets |= dict.fromkeys([drafter.domain, *(figure.answers for figure in each)])
+        for served in batches:
+            if served:
+                sets.setdefault(served.target, {})[served.domain] = None
+        for target, names in sets.items():
+            plan._answers(target, [name for name in SETS if name in names])
+        for drafter, each in judged.items():
+            plan._judge(drafter, each)
+        if batches:
+            alone = sorted({batch for each in batches.values() for batch in each})
+            plan._serve_alone(alone)
+            for drafter_or_none, each in batches.items():
+                if drafter_or_none:
+                    plan._serve(drafter_or_none, sorted(each))
+        return plan
+
+    def _add(self, cell: Cell) -> str:
+        self.cells.setdefault(cell.name, cell)
+        return cell.name
+
+    # ------------------------------------------------------------------------------------- backbones
+
+    def _backbone(self, backbone: Backbone) -> str:
+        recipe = self.lab.recipe
+        name = f"backbone/{backbone.name}"
+        if name in self.cells:
+            return name
+        if backbone.steps == 0:
+            return self._add(Cell(name, Price(Kind.PRUNE), lambda: self._prune(name, backbone)))
+        pruned, tokens = self._backbone(Backbone(backbone.blocks, 0)), self._tokens()
+        config = PretrainConfig(
+            steps=recipe.stage2_steps(backbone.steps),
+            loss_vocab_size=LOSS_VOCABULARY,
+            freeze_embedding=True,
+            optimization=recipe.pretraining,
+        )
+
+        def work() -> None:
+            inputs = {
+                InputRole.BACKBONE: artifact(self.bench.backbones[Backbone(backbone.blocks, 0)]),
+                InputRole.TOKENS: artifact(self.bench.tokens[0]),
+            }
+            self.bench.backbones[backbone] = self.lab.run(name, config, inputs)
+
+        price = Price(Kind.PRETRAIN, config.steps, backbone.blocks)
+        return self._add(Cell(name, price, work, (pruned, tokens)))
+
+    def _prune(self, name: str, backbone: Backbone) -> None:
+        config = PruneConfig(source=self.pins[self.source].model, layers=backbone.blocks)
+        self.bench.backbones[backbone] = self.lab.run(name, config, {})
+
+    def _tokens(self) -> str:
+        pinned = self.pins[self.source]
+        (text,) = (entry.source for entry in pinned.data if entry.name == TEXT)
+        config = TokenizeConfig(tokenizer=pinned.model, data=(TextSource(source=text, text_field="text"),))
+
+        def work() -> None:
+            self.bench.tokens.append(self.lab.run("tokens", config, {}))
+
+        return self._add(Cell("tokens", Price(Kind.TOKENIZE), work))
+
+    # --------------------------------------------------------------------------------------- answers
+
+    def _answers(self, target: Target, sets: list[str]) -> str:
+        """Answer all sets of a target with one server."""
+        recipe = self.lab.recipe
+        name = f"answers/{target.name}"
+        pinned = {entry.name: entry.source for entry in self.pins[target].data}
+        configs: dict[str, StageConfig] = {}
+        for each in sets:
+            answers = SETS[each]
+            samples = recipe.samples_of(target) if answers.trains else None
+            configs[each] = RegenerateConfig(
+                target=self.pins[target].model,
+                prompts=tuple(prompt_source(source, pinned[source], samples=samples) for source in answers.sources),
+                held_out=recipe.held_out_of(target) if answers.trains else NONE_HELD_OUT,
+                max_tokens=recipe.answer_tokens,
+                temperature=answers.temperature,
+                seed=0,
+                engine=ENGINE,
+            )
+
+        def work() -> None:
+            missing = []
+            for each, config in configs.items():
+                found = self.lab.found(config, {})
+                if found:
+                    self.bench.answers[target, each] = found
+                else:
+                    missing.append(each)
+            if not missing:
+                return
+            with self.lab.server(name, target.ensure()) as url:
+                for each in missing:
+                    self.bench.answers[target, each] = self.lab.run(f"{name}/{each}", configs[each], {}, server=url)
+
+        trained = sum(SETS[each].trains for each in sets) * recipe.samples_of(target)
+        others = sum(len(SETS[each].sources) for each in sets if not SETS[each].trains)
+        prompts = trained + others * recipe.held_out_of(target).samples
+        price = Price(Kind.ANSWER, prompts * recipe.answer_tokens, of=target.name)
+        return self._add(Cell(name, price, work))
+
+    def _states(self, target: Target, domain: str) -> str:
+        recipe = self.lab.recipe
+        name = f"states/{target.name}-{domain}"
+        config = CaptureConfig(target=self.pins[target].model, sequence_length=recipe.sequence_length, precision="FP32")
+
+        def work() -> None:
+            inputs = {InputRole.ANSWERS: artifact(self.bench.answers[target, domain])}
+            self.bench.states[target, domain] = self.lab.run(name, config, inputs)
+
+        price = Price(Kind.CAPTURE, recipe.samples_of(target) * recipe.answer_tokens, of=target.name)
+        return self._add(Cell(name, price, work, (f"answers/{target.name}",)))
+
+    # -------------------------------------------------------------------------------------- drafters
+
+    def _drafter(self, drafter: Drafter) -> str:
+        recipe, target = self.lab.recipe, drafter.target
+        name = f"drafter/{drafter.name}"
+        if name in self.cells:
+            return name
+        needs = [f"answers/{target.name}", self._states(target, drafter.domain)]
+        if drafter.backbone:
+            needs.append(self._backbone(drafter.backbone))
+        convert = ConvertConfig(
+            target=self.pins[target].model,
+            draft_vocab_size=target.draft_vocabulary,
+            seed=0 if drafter.backbone else drafter.seed,  # only EAGLE-3 begins with random weights
+        )
+        distil = DistilConfig(
+            target=self.pins[target].model,
+            epochs=drafter.epochs,
+            unroll=recipe.unroll,
+            decay=0.8,
+            freeze_embedding=True,
+            teacher="Captured",
+            optimization=recipe.distillation(drafter),
+        )
+
+        def work() -> None:
+            answers = {InputRole.ANSWERS: artifact(self.bench.answers[target, drafter.domain])}
+            body = {InputRole.BACKBONE: artifact(self.bench.backbones[drafter.backbone])} if drafter.backbone else {}
+            initial = artifact(self.lab.run(name, convert, answers | body))
+            states = artifact(self.bench.states[target, drafter.domain])
+            inputs = answers | {InputRole.DRAFTER: initial, InputRole.STATES: states}
+            self.bench.drafters[drafter] = self.lab.run(name, distil, inputs)
+
+        tokens = recipe.samples_of(target) * recipe.answer_tokens * drafter.epochs
+        blocks = drafter.backbone.blocks if drafter.backbone else 0
+        return self._add(Cell(name, Price(Kind.DISTIL, tokens, blocks, target.name), work, tuple(needs)))
+
+    def _judge(self, drafter: Drafter, figures: list[Judged]) -> str:
+        name = f"judged/{drafter.name}"
+
+        def work() -> None:
+            made = artifact(self.bench.drafters[drafter])
+            kept = {figure: self._kept(figure, made) for figure in figures}
+            missing = [figure for figure, path in kept.items() if not path.exists()]
+            if missing:
+                with self.lab.files(name, made) as folder:
+                    self._judged(name, drafter, folder, missing, kept)
+            for figure, path in kept.items():
+                counts = json.loads(path.read_text(encoding="utf-8"))
+                self.bench.judged[figure] = [Answer(**each) for each in counts["answers"]]
+
+        price = Price(Kind.JUDGE, len(figures), of=drafter.target.name)
+        return self._add(Cell(name, price, work, (self._drafter(drafter), f"answers/{drafter.target.name}")))
+
+    def _kept(self, figure: Judged, made: ArtifactRef) -> Path:
+        answers = artifact(self.bench.answers[figure.drafter.target, figure.answers])
+        return self.lab.kept(
+            "judged",
+            sha256(
+                {
+                    "version": JUDGE_VERSION,
+                    "target": self.pins[figure.drafter.target].model.digest,
+                    "drafter": made.digest,
+                    "answers": answers.digest,
+                    "chain": figure.chain,
+                }
+            ),
+        )
+
+    def _judged(
+        self, name: str, drafter: Drafter, folder: Path, missing: list[Judged], kept: Mapping[Judged, Path]
+    ) -> None:
+        """Run the simulation, in a process of its own."""
+        sets = dict.fromkeys(figure.answers for figure in missing)
+        folders = {}
+        for each in sets:
+            answers = artifact(self.bench.answers[drafter.target, each])
+            folders[each] = self.lab.copied(answers)
+        task = {
+            "target": str(drafter.target.ensure()),
+            "drafter": str(folder),
+            "answers": {
+                each: {
+                    "folder": str(folders[each]),
+                    "chains": [figure.chain for figure in missing if figure.answers == each],
+                }
+                for each in sets
+            },
+        }
+        log = self.lab.scratch(name) / "log"
+        with log.open("w") as errors:
+            done = subprocess.run(
+                [sys.executable, "-m", JUDGE],
+                input=json.dumps(task),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=self.lab.whole_environment(name),
+                text=True,
+                check=False,
+            )
+        if done.returncode:
+            raise FailedError(f"the simulation failed ({done.returncode}), see {log}")
+        counts = json.loads(done.stdout)
+        for figure in missing:
+            write_json(
+                kept[figure],
+                {
+                    "drafter": figure.drafter.name,
+                    "set": figure.answers,
+                    "chain": figure.chain,
+                    "answers": counts[figure.answers][str(figure.chain)],
+                },
+            )
+
+    # --------------------------------------------------------------------------------------- servers
+
+    def _serving(self, target: Target, batch: int) -> dict[str, object]:
+        recipe = self.lab.recipe
+        pinned = {entry.name: entry.source for entry in self.pins[target].data}
+        held_out = recipe.held_out_of(target)
+        return {
+            "target": self.pins[target].model,
+            "prompts": (prompt_source(FOCUS, pinned[FOCUS], samples=None),),
+            "held_out": held_out.model_copy(update={"samples": min(recipe.served, held_out.samples)}),
+            "max_tokens": recipe.served_tokens,
+            "concurrency": batch,
+            "engine": ENGINE,
+        }
+
+    def _serve_alone(self, batches: list[int]) -> str:
+        name = f"served/{self.source.name}"
+        configs = {batch: BaselineConfig.model_validate(self._serving(self.source, batch)) for batch in batches}
+
+        def work() -> None:
+            found = {batch: self.lab.found(config, {}) for batch, config in configs.items()}
+            missing = [batch for batch, outcome in found.items() if outcome is None]
+            if missing:
+                with self.lab.server(name, self.source.ensure(), threads=2) as url:
+                    for batch in missing:
+                        found[batch] = self.lab.run(f"{name}/{batch}", configs[batch], {}, server=url)
+            for batch, outcome in found.items():
+                if outcome:
+                    self.bench.baselines[batch] = outcome
+                    self.bench.served[Served(None, batch)] = result(outcome, BaselineResult)
+
+        return self._add(Cell(name, Price(Kind.SERVE, len(batches)), work, alone=True))
+
+    def _serve(self, drafter: Drafter, batches: list[int]) -> str:
+        name = f"served/{drafter.name}"
+        target = drafter.target
+        configs = {
+            batch: EvaluateConfig.model_validate(
+                self._serving(target, batch)
+                | {"speculation": Speculation(steps=CHAIN, top_k=1, draft_tokens=CHAIN + 1)}
+            )
+            for batch in batches
+        }
+
+        def work() -> None:
+            made = artifact(self.bench.drafters[drafter])
+            inputs = {
+                batch: {InputRole.DRAFTER: made, InputRole.BASELINE: artifact(self.bench.baselines[batch])}
+                for batch in batches
+            }
+            found = {batch: self.lab.found(config, inputs[batch]) for batch, config in configs.items()}
+            missing = [batch for batch, outcome in found.items() if outcome is None]
+            if missing:
+                with (
+                    self.lab.files(name, made) as folder,
+                    self.lab.server(name, target.ensure(), drafter=folder, chain=CHAIN, threads=2) as url,
+                ):
+                    for batch in missing:
+                        found[batch] = self.lab.run(f"{name}/{batch}", configs[batch], inputs[batch], server=url)
+            for batch, outcome in found.items():
+                if outcome:
+                    self.bench.served[Served(drafter, batch)] = result(outcome, EvaluateResult)
+
+        needs = (self._drafter(drafter), f"served/{self.source.name}")
+        return self._add(Cell(name, Price(Kind.SERVE, len(batches)), work, needs, alone=True))

@@ -1,0 +1,80 @@
+"""With and without Stage 2, and its length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dev.results import statistics
+from dev.results.bench import Bench
+from dev.results.experiments.pairs import line, values
+from dev.results.finding import Claim, Finding, Line, Plot, Table, above, number
+from dev.results.specs import DOMAINS, FOCUS, Backbone, Judged, Wanted, eagle3, osprey
+
+USUAL = Backbone().steps
+DEFAULT = (0, 150, USUAL)
+FULL = (*DEFAULT, 2400, 9600)
+"""Steps: from nothing over minutes to hours."""
+
+
+@dataclass(frozen=True)
+class Stage2:
+    """What next-token prediction on text is worth to the drafter."""
+
+    number: int = 2
+    title: str = "With and without Stage 2"
+    setting: str = (
+        f"Two blocks, pruned and not pretrained, or pretrained for some steps, become drafters trained on {FOCUS} as "
+        "in experiment 1; the mean over the held-out prompts of all domains."
+    )
+
+    def wanted(self, *, full: bool) -> Sequence[Wanted]:
+        """Return one drafter for each length of Stage 2, and EAGLE-3."""
+        lengths = FULL if full else DEFAULT
+        return [*(Judged(osprey(stage2=steps)) for steps in lengths), Judged(eagle3())]
+
+    def found(self, bench: Bench) -> Finding:
+        """Compare the lengths."""
+        with_, without = (values(bench, [osprey(stage2=steps)]) for steps in (USUAL, 0))
+        gained = statistics.difference(with_, without)
+        there = [steps for steps in FULL if Judged(osprey(stage2=steps)) in bench.judged]
+        table = {steps: values(bench, [osprey(stage2=steps)]) for steps in there}
+        reference = values(bench, [eagle3()])
+        rows = [["steps of Stage 2", "seconds", "all", *DOMAINS, "over EAGLE-3"]]
+        for steps, each in table.items():
+            seconds = bench.backbones[Backbone(steps=steps)].seconds if steps else 0.0
+            parts = (values(bench, [osprey(stage2=steps)], domains=[domain]) for domain in DOMAINS)
+            rows.append(
+                [
+                    str(steps),
+                    f"{seconds:.0f}",
+                    number(statistics.mean(each).value),
+                    *(number(statistics.mean(part).value) for part in parts),
+                    str(statistics.ratio(each, reference)),
+                ]
+            )
+        first, last = there[0], there[-1]
+        mean = statistics.mean(reference)
+        lines = [
+            line("Osprey", {float(steps): each for steps, each in table.items()}),
+            Line("EAGLE-3", [(float(steps), mean.value) for steps in (first, last)]),
+        ]
+        return Finding(
+            claims=[
+                Claim(f"{USUAL} steps of Stage 2 add to the AL", "0.185 (3.605 to 3.790)", gained, above(gained, 0)),
+                Claim(
+                    "without Stage 2, over EAGLE-3",
+                    "not in our notes of the paper",
+                    statistics.ratio(without, reference),
+                    None,
+                ),
+            ],
+            tables=[Table(rows)],
+            why=(
+                "Stage 2 is the only place where the body learns language; distillation sees some thousand tokens. A "
+                "pruned body that was not pretrained is worth about as much as random weights of its shape, since "
+                "its last block wrote for blocks that are gone. The paper's distillation is long enough to make up "
+                "for most of that; ours is not."
+            ),
+            plots=[Plot("stage2", "steps of Stage 2", "acceptance length", lines)],
+            values={str(steps): statistics.mean(each) for steps, each in table.items()},
+            missing=[f"{steps} steps" for steps in FULL if steps not in there],
+        )
