@@ -40,7 +40,11 @@ class Rates:
         trained = [
             domain
             for domain in DOMAINS
-            if all(Judged(replace(make(domain), slower=SLOWER)) in bench.judged for make in METHODS.values())
+            if all(
+                Judged(replace(make(domain), slower=slower)) in bench.judged
+                for make in METHODS.values()
+                for slower in (1, SLOWER)
+            )
         ] or [FOCUS]
 
         def of(method: str, slower: int) -> Values:

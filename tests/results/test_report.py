@@ -1,0 +1,94 @@
+"""From figures to the page."""
+
+import json
+from xml.dom import minidom
+
+import pytest
+
+from dev.results import plots
+from dev.results.__main__ import figures, part
+from dev.results.bench import Bench
+from dev.results.experiments import EXPERIMENTS
+from dev.results.finding import Line, Plot, above
+from dev.results.recipe import WHOLE
+from dev.results.report import Report, markdown_table
+from dev.results.schedule import Ended
+from dev.results.specs import Judged, eagle3, osprey
+from dev.results.statistics import Interval
+
+
+def report(bench, **ended):
+    return Report([part(each, bench) for each in EXPERIMENTS], WHOLE, Ended(**ended), [], "a machine", bench.costs())
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_every_experiment_finds_its_claims_in_what_it_wanted(fill, full):
+    for experiment in EXPERIMENTS:
+        finding = experiment.found(fill(experiment.wanted(full=full)))
+        assert finding.claims
+        assert finding.tables
+        assert bool(finding.missing) <= (not full)
+
+
+def test_osprey_ahead_on_every_prompt_is_the_papers_direction(fill, everything):
+    found = report(fill(everything))
+    (domains,) = (each.finding for each in found.parts if each.experiment.number == 1)
+    assert [claim.holds for claim in domains.claims] == [True] * 4
+    assert domains.claims[0].ours.value > 1
+
+
+def test_what_is_missing_is_said_and_the_others_are_there(fill, everything):
+    lost = osprey("maths")
+    kept = [figure for figure in everything if figure.drafter not in {lost, eagle3(seed=1), eagle3(seed=2)}]
+    found = report(fill(kept), failed={f"drafter/{lost.name}": "no memory"})
+    text = found.markdown()
+    assert "Not measured: not one seed was trained on all domains." in text
+    assert json.loads(found.json())["failed"] == {f"drafter/{lost.name}": "no memory"}
+    assert {each.experiment.number for each in found.parts if each.finding} == {2, 3, 4, 5, 6, 7, 8}
+
+
+def test_nothing_measured_is_a_page_too():
+    text = report(Bench()).markdown()
+    assert text.count("Not measured") == len(EXPERIMENTS)
+
+
+def test_the_page_and_its_pictures_are_the_same_every_time(fill, everything, tmp_path):
+    first, second = report(fill(everything)), report(fill(everything))
+    assert first.markdown() == second.markdown()
+    assert first.json() == second.json()
+    first.write_pictures(tmp_path / "a")
+    second.write_pictures(tmp_path / "b")
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == ["blocks.svg", "chains.svg", "serving.svg", "stage2.svg", "time.svg"]
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        assert f"results/{name}" in first.markdown()
+
+
+def test_a_plot_is_a_small_picture_of_its_points():
+    plot = Plot("p", "drafts & more", "AL", [Line("one", [(2, 1.5), (8, 2.5)], [(1.4, 1.6), (2.4, 2.6)])])
+    text = plots.svg(plot)
+    circles = minidom.parseString(text).getElementsByTagName("circle")  # noqa: S318 - our own
+    assert len(circles) == 2
+    assert float(circles[0].getAttribute("cy")) > float(circles[1].getAttribute("cy"))
+    assert len(text) < 5000
+
+
+def test_a_plot_of_one_point_has_axes():
+    assert "circle" in plots.svg(Plot("p", "x", "y", [Line("one", [(0, 0)])]))
+
+
+def test_a_direction_is_decided_by_the_whole_interval():
+    assert above(Interval(1.2, 1.1, 1.3, 8), 1) is True
+    assert above(Interval(0.8, 0.7, 0.9, 8), 1) is False
+    assert above(Interval(1.2, 0.9, 1.3, 8), 1) is None
+
+
+def test_a_table_of_markdown():
+    assert markdown_table([["a", "b"], ["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |\n"
+
+
+def test_figures_are_wanted_once():
+    wanted = figures(EXPERIMENTS, full=False)
+    assert len(wanted) == len(set(wanted))
+    assert Judged(osprey()) in wanted
