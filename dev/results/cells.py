@@ -99,22 +99,22 @@ class Plan:
             else:
                 batches.setdefault(figure.drafter, []).append(figure.batch)
         sets: dict[Target, dict[str, None]] = {}
-        for drafter, each in judged.items():
-            wanted_sets = sets.setdefault(drafter.target, {})
-            wanted_sets |= dict.fromkeys([drafter.domain, *(figure.answers for figure in each)])
+        for drafter, wished in judged.items():
+            sets.setdefault(drafter.target, {}).update(
+                dict.fromkeys([drafter.domain, *(figure.answers for figure in wished)])
+            )
         for served in batches:
             if served:
                 sets.setdefault(served.target, {})[served.domain] = None
         for target, names in sets.items():
             plan._answers(target, [name for name in SETS if name in names])
-        for drafter, each in judged.items():
-            plan._judge(drafter, each)
+        for drafter, wished in judged.items():
+            plan._judge(drafter, wished)
         if batches:
-            alone = sorted({batch for each in batches.values() for batch in each})
-            plan._serve_alone(alone)
-            for drafter_or_none, each in batches.items():
-                if drafter_or_none:
-                    plan._serve(drafter_or_none, sorted(each))
+            plan._serve_alone(sorted({batch for loads in batches.values() for batch in loads}))
+            for served, loads in batches.items():
+                if served:
+                    plan._serve(served, sorted(loads))
         return plan
 
     def _add(self, cell: Cell) -> str:

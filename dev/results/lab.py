@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -70,6 +70,7 @@ class Lab:
 
     root: Path
     recipe: Recipe
+    _stopping: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @property
     def storage(self) -> StorageLocation:
@@ -113,7 +114,17 @@ class Lab:
             try:
                 yield
             finally:
+                self._stopping.set()
                 processes.stop(self.group, STOP_SECONDS)
+
+    def check_running(self) -> None:
+        """Let no process begin that nobody would end.
+
+        Raises:
+            FailedError: the run is being stopped.
+        """
+        if self._stopping.is_set():
+            raise FailedError("the run is being stopped")
 
     def task(self, name: str, config: StageConfig, inputs: Mapping[InputRole, ArtifactRef]) -> StageTask:
         """Return a stage's task; `name` is of the cell, and shapes nothing."""
@@ -156,6 +167,7 @@ class Lab:
     def _run(
         self, name: str, config: StageConfig, inputs: Mapping[InputRole, ArtifactRef], *, server: str = ""
     ) -> Outcome:
+        self.check_running()
         scratch = self.scratch(f"{name}/{config.stage}")
         try:
             outcome = stages.run(self.task(name, config, inputs), scratch, self.environment(name), server=server)
@@ -194,7 +206,12 @@ class Lab:
             return folder if folder.exists() else manifest.fetch(self.storage, made, folder)
 
     def whole_environment(self, name: str) -> dict[str, str]:
-        """Return this process's variables and those of a cell."""
+        """Return this process's variables and those of a cell.
+
+        Raises:
+            FailedError: the run is being stopped, and no process may begin.
+        """
+        self.check_running()
         return os.environ | self.environment(name)  # noqa: TID251 - a command's own
 
     @contextmanager

@@ -33,7 +33,7 @@ def tails(cells: Mapping[str, Cell]) -> dict[str, float]:
     """Return for each cell the seconds of the longest chain of cells that begins with it."""
     found: dict[str, float] = {}
     # Cells stand behind those that they need, so backwards each comes before them.
-    for name, cell in reversed(cells.items()):
+    for name, cell in reversed(list(cells.items())):
         found[name] = max(found.get(name, 0.0), 0.0) + cell.price.seconds
         for need in cell.needs:
             found[need] = max(found.get(need, 0.0), found[name])

@@ -38,7 +38,8 @@ def lengths(runs: Sequence[Sequence[Answer]]) -> Values:
     rows = np.array([[answer.acceptance_length for answer in run] for run in runs])
     counted = ~np.isnan(rows)
     with np.errstate(invalid="ignore"):
-        return np.where(counted, rows, 0).sum(0) / counted.sum(0)
+        found: Values = np.where(counted, rows, 0).sum(0) / counted.sum(0)
+    return found
 
 
 def mean(values: Values) -> Interval:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from dev.results import statistics
 from dev.results.bench import Bench
+from dev.results.experiments.pairs import METHODS
 from dev.results.finding import Claim, Finding, Line, Plot, Table, above, number
-from dev.results.specs import DOMAINS, FOCUS, Judged, Wanted, eagle3, osprey
+from dev.results.specs import DOMAINS, FOCUS, Judged, Wanted
 from dev.results.statistics import Values
 
 CHAINS = tuple(range(2, 9))
-METHODS = {"Osprey": osprey, "EAGLE-3": eagle3}
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Osprey against EAGLE-3 from scratch, trained on each domain and evaluated on all."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dev.results import statistics
 from dev.results.bench import Bench, MissingError
 from dev.results.data import HELD_OUT
+from dev.results.experiments.pairs import EAGLE3, METHODS, OSPREY
 from dev.results.finding import Claim, Finding, Line, Plot, Table, above, number
 from dev.results.specs import DOMAINS, LETTERS, Drafter, Judged, Wanted, eagle3, osprey
 from dev.results.statistics import Interval, Values
@@ -16,7 +17,6 @@ SEEDS = (0, 1, 2)
 EPOCHS = 3
 LONGER = 5
 """Epochs of an EAGLE-3 drafter that has had at least as much time as Osprey."""
-METHODS = {"Osprey": osprey, "EAGLE-3": eagle3}
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,18 @@ class Grid:
         counted = keep & ~np.isnan(table)
         with np.errstate(invalid="ignore"):
             means = np.where(counted, table, 0).sum(0) / counted.sum(0)
-        return np.where(counted.any(0), means, np.nan)
+        found: Values = np.where(counted.any(0), means, np.nan)
+        return found
 
     def cell(self, trained: str, evaluated: str) -> Values:
         """Return the prompts of one domain under one training."""
-        return self.values[trained][[each == evaluated for each in self.domains]]
+        found: Values = self.values[trained][[each == evaluated for each in self.domains]]
+        return found
 
     def only(self, trained: Sequence[str], evaluated: str) -> Values:
         """Return the prompts of one domain, as the mean over trainings."""
-        return np.mean([self.cell(domain, evaluated) for domain in trained], axis=0)
+        found: Values = np.mean([self.cell(domain, evaluated) for domain in trained], axis=0)
+        return found
 
 
 def grid(bench: Bench, drafters: dict[str, list[Drafter]]) -> Grid:
@@ -120,7 +123,7 @@ class Domains:
         missing = [f"seed {seed}" for seed in SEEDS if seed not in seeds]
         return Finding(
             claims=claims,
-            tables=[_matrix({"Osprey": ours, "EAGLE-3": theirs}), _seeds(by_seed)],
+            tables=[_matrix({OSPREY: ours, EAGLE3: theirs}), _costs(bench, seeds), _seeds(by_seed)],
             why=(
                 "The paper's drafters start from 503 billion tokens of Stage 2 and learn from 65,000 samples a "
                 "domain; ours from 0.6 million and 160. Both sides see the same answers, and a drafter this young "
@@ -134,12 +137,6 @@ class Domains:
                 "eagle3": _values(theirs),
                 "ratio_by_seed": by_seed,
                 "letters_ratio": statistics.ratio(ours.only(DOMAINS, LETTERS), theirs.only(DOMAINS, LETTERS)),
-                "seconds": {
-                    name: float(
-                        np.mean([bench.seconds(make(domain, seed=seed)) for domain in DOMAINS for seed in seeds])
-                    )
-                    for name, make in METHODS.items()
-                },
             },
             missing=missing,
         )
@@ -189,6 +186,18 @@ def _matrix(grids: dict[str, Grid]) -> Table:
         ratios = (statistics.ratio(ours.cell(domain, column), theirs.cell(domain, column)) for column in columns)
         rows.append([domain, "ratio", *(number(each.value) for each in ratios)])
     return Table(rows, "Acceptance length by domain of the prompts; nothing is trained on letters.")
+
+
+def _costs(bench: Bench, seeds: Sequence[int]) -> Table:
+    rows = [["a drafter", "epochs", "supervised tokens", "seconds, one thread"]]
+    for name, epochs in ((OSPREY, EPOCHS), (EAGLE3, EPOCHS), (EAGLE3, LONGER)):
+        drafters = [replace(METHODS[name](domain, seed=seed), epochs=epochs) for domain in DOMAINS for seed in seeds]
+        there = [drafter for drafter in drafters if drafter in bench.drafters]
+        if there:
+            tokens = np.mean([bench.training(drafter).supervised_tokens for drafter in there])
+            seconds = np.mean([bench.seconds(drafter) for drafter in there])
+            rows.append([name, str(epochs), f"{tokens:,.0f}", f"{seconds:.0f}"])
+    return Table(rows, "The mean over domains and seeds; another cell ran beside each.")
 
 
 def _seeds(by_seed: dict[str, float]) -> Table:

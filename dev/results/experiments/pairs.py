@@ -1,6 +1,7 @@
 """What several experiments ask: both methods on one domain, and the mean over some of the held-out prompts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -8,11 +9,19 @@ from dev.results import statistics
 from dev.results.bench import Bench
 from dev.results.data import HELD_OUT
 from dev.results.finding import Line
-from dev.results.specs import Drafter, Judged, eagle3, osprey
+from dev.results.specs import FOCUS, Drafter, Judged, eagle3, osprey
 from dev.results.statistics import Values
 
+
+class Method(Protocol):
+    """A recipe."""
+
+    def __call__(self, domain: str = FOCUS, *, seed: int = 0) -> Drafter:
+        """Return its drafter."""
+
+
 OSPREY, EAGLE3 = "Osprey", "EAGLE-3"
-METHODS = {OSPREY: osprey, EAGLE3: eagle3}
+METHODS: Mapping[str, Method] = {OSPREY: osprey, EAGLE3: eagle3}
 """Both, by their names in tables."""
 
 
@@ -36,7 +45,8 @@ def values(
     counts = [bench.counts(Judged(drafter, answers, chain)) for drafter in drafters]
     found = statistics.lengths(counts)
     kept = [domains is None or answer.domain in domains for answer in counts[0]]
-    return found[np.array(kept)]
+    selected: Values = found[np.array(kept)]
+    return selected
 
 
 def line(name: str, points: dict[float, Values]) -> Line:

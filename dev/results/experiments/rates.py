@@ -7,12 +7,12 @@ import numpy as np
 
 from dev.results import statistics
 from dev.results.bench import Bench
+from dev.results.experiments.pairs import METHODS
 from dev.results.finding import Claim, Finding, Table, above, number
-from dev.results.specs import DOMAINS, FOCUS, Judged, Wanted, eagle3, osprey
+from dev.results.specs import DOMAINS, FOCUS, Judged, Wanted
 from dev.results.statistics import Values
 
 SLOWER = 10
-METHODS = {"Osprey": osprey, "EAGLE-3": eagle3}
 
 
 @dataclass(frozen=True)
