@@ -70,10 +70,9 @@ class Blocks:
             ],
             tables=[Table(rows, "Tokens per second of one run each.")],
             why=(
-                "A draft costs the drafter's blocks and head, a verification the target's 30 blocks over 6 tokens. "
-                "With 30 thin blocks in the target, each block of the drafter costs 1/30 of the target, five times a "
-                "verification; on GPUs, where a verification costs hardly more than a token, the balance lies "
-                "elsewhere."
+                "A draft costs the drafter's blocks and head, a verification the target's 30 blocks and head over "
+                "6 tokens. On CPU cores both are bound by arithmetic, so every block of the drafter counts; on a "
+                "GPU a verification costs hardly more than one token, and the balance lies elsewhere."
             ),
             plots=[
                 Plot(

@@ -64,10 +64,10 @@ class Languages:
             ],
             tables=[Table(rows, "Four prompts a language: single languages are noise.")],
             why=(
-                "The paper's backbone is a multilingual model. SmolLM2 is an English one, its Stage 2 here is "
-                "English documentation, and of a draft vocabulary of 4096 tokens most are English: both methods can "
-                "draft little of another script. The target itself often answers in English, or repeats itself, "
-                "which is easy to draft."
+                "The paper's backbones are multilingual models. SmolLM2 is an English one, its Stage 2 here is "
+                "English documentation, and the 4096 tokens that can be drafted are the most frequent of English "
+                "answers, so both methods can draft little of another script. The target itself is weak there: it "
+                "may answer in English or repeat itself, which is easy to draft."
             ),
             missing=[f"seed {seed}" for seed in SEEDS if seed not in seeds],
         )

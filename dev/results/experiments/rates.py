@@ -71,9 +71,10 @@ class Rates:
             ],
             tables=[Table(rows)],
             why=(
-                "In the paper thousands of steps remain even at a tenth of the rate, and the pretrained body is near "
-                "its goal. Here a tenth of the rate leaves about 12 of 120 steps' worth of movement: neither method "
-                "has learned to read the target's states by then, and Osprey's new inputs begin at zero."
+                "The paper takes tens of thousands of steps, so even a tenth of its rate goes a long way; ours "
+                "takes 120, most of which are needed to get anywhere from random weights, or to begin to use the "
+                "target's states, whose weights are zero at first. So both may lose more of what they have than "
+                "in the paper."
             ),
             values={
                 method: {str(slower): float(np.nanmean(values)) for slower, values in each.items()}

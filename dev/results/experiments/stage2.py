@@ -69,10 +69,10 @@ class Stage2:
             ],
             tables=[Table(rows)],
             why=(
-                "Stage 2 is the only place where the body learns language; distillation sees some thousand tokens. A "
-                "pruned body that was not pretrained is worth about as much as random weights of its shape, since "
-                "its last block wrote for blocks that are gone. The paper's distillation is long enough to make up "
-                "for most of that; ours is not."
+                "Distillation sees some ten thousand tokens here, so a body must bring its language along; the "
+                "paper's sees tens of millions, in which a body that was only pruned can still learn some of it. "
+                "Longer Stage 2 reads the same few million tokens of documentation again and again, where the "
+                "paper's text is as good as new."
             ),
             plots=[Plot("stage2", "steps of Stage 2", "acceptance length", lines)],
             values={str(steps): statistics.mean(each) for steps, each in table.items()},

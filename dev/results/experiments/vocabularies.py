@@ -55,9 +55,9 @@ class Vocabularies:
             claims=claims[::-1],
             tables=[Table(rows)],
             why=(
-                "Of Gemma's tokens 18 % have a twin in the backbone's vocabulary and the others begin as means of "
-                "the pieces that they split into, in embedding and head; the frequent ones, which most text is made "
-                "of, are among the copied. EAGLE-3 keeps the target's own embedding, which is an advantage that the "
-                "paper's longer training makes smaller."
+                "Of Gemma's tokens 18 % have a twin in the backbone's vocabulary; the others begin as the mean of "
+                "the pieces that they split into, in embedding and head. EAGLE-3 keeps the target's own "
+                "embedding. The ratios of the two targets are not to be compared with each other: prompts, "
+                "answers and draft vocabularies differ in number."
             ),
         )
