@@ -1,0 +1,66 @@
+"""Real stages in a lab: found again, failing with their log, and none begun while the run stops."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from dev.results.lab import FailedError, Lab, artifact, write_json
+from dev.results.recipe import TRIAL
+from osprey_api.stages import Pinned, PruneConfig
+
+SOURCE = Pinned(uri="pvc://models/source")
+
+
+@pytest.fixture
+def lab(tmp_path):
+    lab = Lab(tmp_path, TRIAL)
+    folder = lab.claims / "models" / "source"
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(8)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
+    return lab
+
+
+def test_what_was_made_once_is_found_and_what_failed_names_its_log(lab):
+    config = PruneConfig(source=SOURCE, layers=2)
+    made = lab.run("backbone/tiny", config, {})
+    assert not made.reused
+    assert not [each for each in lab.scratch("backbone/tiny/prune").iterdir() if each.is_dir()]
+    again = Lab(lab.root, TRIAL).run("backbone/tiny", config, {})  # another run, in another process
+    assert again.reused
+    assert (again.artifact, again.result) == (made.artifact, made.result)
+    with lab.files("backbone/tiny", artifact(made)) as folder:
+        assert (folder / "model.safetensors").exists()
+    assert not folder.exists()
+    with pytest.raises(FailedError, match=r"prune failed \(\d+\), see .*/backbone/huge/prune/log"):
+        lab.run("backbone/huge", PruneConfig(source=SOURCE, layers=99), {})
+
+
+def test_a_damaged_artifact_is_made_anew(lab):
+    config = PruneConfig(source=SOURCE, layers=1)
+    lab.run("backbone/tiny", config, {})
+    (weights,) = (lab.root / "storage").rglob("*.safetensors")
+    weights.write_bytes(b"")
+    assert lab.found(config, {}) is None
+    assert not lab.run("backbone/tiny", config, {}).reused
+
+
+def test_no_process_begins_while_the_run_is_stopped(lab):
+    with pytest.raises(KeyboardInterrupt), lab.alone():
+        raise KeyboardInterrupt
+    with pytest.raises(FailedError, match="being stopped"):
+        lab.run("backbone/tiny", PruneConfig(source=SOURCE, layers=2), {})
+    with pytest.raises(FailedError, match="being stopped"):
+        lab.whole_environment("judged/tiny")
+
+
+def test_a_file_is_written_whole(tmp_path):
+    write_json(tmp_path / "a" / "b.json", {"é": 1})
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]
