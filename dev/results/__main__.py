@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CalledProcessError
 
 from dev.results import budget, data, schedule
 from dev.results.bench import Bench, MissingError
@@ -19,7 +20,7 @@ from dev.results.finding import Experiment
 from dev.results.lab import FailedError, Lab
 from dev.results.recipe import TRIAL, WHOLE
 from dev.results.report import PICTURES, Part, Report
-from dev.results.specs import TARGETS, Judged, Served, Target, Wanted
+from dev.results.specs import TARGETS, Judged, Target, Wanted
 from dev.settings import REPOSITORY, cache_home
 from osprey_api.stages import DataToResolve, ResolveResult
 
@@ -44,14 +45,16 @@ def main(words: Sequence[str]) -> int:
         with lab.alone():
             wanted = figures(experiments, full=asked.full)
             targets = used(wanted)
-            pins = prepare(lab, targets)
+            pins, failed = prepare(lab, targets)
             bench = Bench()
-            plan = Plan.of(wanted, lab, bench, pins, TARGETS[0])
+            possible = [figure for figure in wanted if target_of(figure) in pins]
+            plan = Plan.of(possible, lab, bench, pins, TARGETS[0])
             if asked.plan:
                 sys.stdout.write(planned(plan))
                 return 0
             say(f"{len(plan.cells)} cells; from nothing about {schedule.estimate(plan.cells) / 60:.0f} minutes")
             ended = schedule.run(plan.cells, say)
+            ended.failed |= failed
     except FailedError as error:
         say(str(error))
         return 1
@@ -105,26 +108,44 @@ def name_of(figure: Wanted) -> str:
     return f"{figure.drafter.name if figure.drafter else 'the target alone'} at batch {figure.batch}"
 
 
+def target_of(figure: Wanted) -> Target:
+    """Return a figure's target."""
+    return figure.drafter.target if figure.drafter else TARGETS[0]
+
+
 def used(wanted: Sequence[Wanted]) -> list[Target]:
     """Return the targets of some figures; the first is always there, since backbones are cut from it."""
-    drafters = [figure.drafter for figure in wanted if isinstance(figure, Judged | Served)]
-    return [target for target in TARGETS if target is TARGETS[0] or any(d and d.target is target for d in drafters)]
+    return [target for target in TARGETS if target is TARGETS[0] or any(target_of(each) is target for each in wanted)]
 
 
-def prepare(lab: Lab, targets: Sequence[Target]) -> dict[Target, ResolveResult]:
-    """Write prompts and text, make models and data claims, and pin them."""
+def prepare(lab: Lab, targets: Sequence[Target]) -> tuple[dict[Target, ResolveResult], dict[str, str]]:
+    """Write prompts and text, make models and data claims, and pin them.
+
+    Returns:
+        What was found of each target, and why there is nothing of the others. The first must be there.
+
+    Raises:
+        FailedError: there is nothing of the first.
+    """
     data.write(lab.claims / "data", lab.recipe)
-    folders = [target.ensure() for target in targets]
+    text = DataToResolve(name=data.TEXT, uri=f"pvc://data/{data.TEXT}.jsonl", kind="Text", field="text")
     link = lab.claims / "models"
     link.unlink(missing_ok=True)
-    link.symlink_to(folders[0].parent)
-    text = DataToResolve(name=data.TEXT, uri=f"pvc://data/{data.TEXT}.jsonl", kind="Text", field="text")
+    link.symlink_to(cache_home() / "models")
 
-    def pinned(target: Target, folder: Path) -> ResolveResult:
-        return lab.resolve(folder, [text, *data.to_resolve(target.name)])
+    def pinned(target: Target) -> ResolveResult | str:
+        try:
+            return lab.resolve(target.ensure(), [text, *data.to_resolve(target.name)])
+        except (FailedError, OSError, SystemExit, CalledProcessError) as error:
+            return str(error)
 
     with ThreadPoolExecutor(len(targets)) as pool:
-        return dict(zip(targets, pool.map(pinned, targets, folders), strict=True))
+        found = dict(zip(targets, pool.map(pinned, targets), strict=True))
+    pins = {target: each for target, each in found.items() if isinstance(each, ResolveResult)}
+    failed = {f"target/{target.name}": each for target, each in found.items() if isinstance(each, str)}
+    if targets[0] not in pins:
+        raise FailedError(f"{targets[0].title}: {failed[f'target/{targets[0].name}']}")
+    return pins, failed
 
 
 def part(experiment: Experiment, bench: Bench) -> Part:
