@@ -31,7 +31,7 @@ class Bench:
 
     Attributes:
         answers: outcomes of regenerate, by target and set.
-        states: outcomes of capture, by target and domain.
+        states: outcomes of capture, by target and set.
         tokens: outcome of tokenize.
         backbones: outcomes of pretrain, or of prune.
         drafters: outcomes of distil.

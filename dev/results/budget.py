@@ -48,12 +48,14 @@ UNIT: dict[tuple[Kind, str, int], float] = {
     (Kind.DISTIL, "smollm2", 4): 0.008,
     (Kind.DISTIL, "gemma3", 0): 0.006,
     (Kind.DISTIL, "gemma3", 2): 0.007,
-    (Kind.JUDGE, "smollm2", 0): 20,
-    (Kind.JUDGE, "gemma3", 0): 25,
+    (Kind.JUDGE, "smollm2", 0): 4,
+    (Kind.JUDGE, "gemma3", 0): 4,
     (Kind.SERVE, "", 0): 30,
 }
-"""Seconds a step of Stage 2, an answer token, a supervised token, a set of answers judged, a batch size served; by
-target and blocks (0: EAGLE-3), where they matter."""
+"""Seconds a step of Stage 2, an answer token, a supervised token, a draft position judged, a batch size served.
+
+By target and blocks (0: EAGLE-3), where they matter.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Price:
     """What a cell is expected to take.
 
     Attributes:
-        units: steps, tokens, sets or batch sizes, see `UNIT`.
+        units: steps, tokens, positions or batch sizes, see `UNIT`.
         blocks: of the drafter or backbone.
         of: the target.
     """

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from dev.results.bench import Answer, Bench
 from dev.results.budget import Kind, Price
-from dev.results.data import NONE_HELD_OUT, SETS, TEXT, prompt_source
+from dev.results.data import NONE_HELD_OUT, OTHER_LANGUAGES, SETS, TEXT, prompt_source
 from dev.results.lab import ENGINE, FailedError, Lab, artifact, result, write_json
+from dev.results.languages import LANGUAGES
 from dev.results.specs import FOCUS, Backbone, Drafter, Judged, Served, Target, Wanted
 from osprey_api.fingerprint import sha256
 from osprey_api.stages import (
@@ -197,22 +198,28 @@ class Plan:
                 for each in missing:
                     self.bench.answers[target, each] = self.lab.run(f"{name}/{each}", configs[each], {}, server=url)
 
-        trained = sum(SETS[each].trains for each in sets) * recipe.samples_of(target)
-        others = sum(len(SETS[each].sources) for each in sets if not SETS[each].trains)
-        prompts = trained + others * recipe.held_out_of(target).samples
+        prompts = sum(self._prompts(target, each) for each in sets)
         price = Price(Kind.ANSWER, prompts * recipe.answer_tokens, of=target.name)
         return self._add(Cell(name, price, work))
 
-    def _states(self, target: Target, domain: str) -> str:
+    def _prompts(self, target: Target, answers: str) -> int:
+        """Return how many prompts a set has."""
+        if answers == OTHER_LANGUAGES:
+            return sum(map(len, LANGUAGES.values()))
+        recipe, each = self.lab.recipe, SETS[answers]
+        return recipe.samples_of(target) if each.trains else len(each.sources) * recipe.held_out_of(target).samples
+
+    def _states(self, target: Target, answers: str) -> str:
+        """Capture the target's states of a set of answers, for those that learn from it or are judged by it."""
         recipe = self.lab.recipe
-        name = f"states/{target.name}-{domain}"
+        name = f"states/{target.name}-{answers}"
         config = CaptureConfig(target=self.pins[target].model, sequence_length=recipe.sequence_length, precision="FP32")
 
         def work() -> None:
-            inputs = {InputRole.ANSWERS: artifact(self.bench.answers[target, domain])}
-            self.bench.states[target, domain] = self.lab.run(name, config, inputs)
+            inputs = {InputRole.ANSWERS: artifact(self.bench.answers[target, answers])}
+            self.bench.states[target, answers] = self.lab.run(name, config, inputs)
 
-        price = Price(Kind.CAPTURE, recipe.samples_of(target) * recipe.answer_tokens, of=target.name)
+        price = Price(Kind.CAPTURE, self._prompts(target, answers) * recipe.answer_tokens, of=target.name)
         return self._add(Cell(name, price, work, (f"answers/{target.name}",)))
 
     # -------------------------------------------------------------------------------------- drafters
@@ -266,19 +273,21 @@ class Plan:
                 counts = json.loads(path.read_text(encoding="utf-8"))
                 self.bench.judged[figure] = [Answer(**each) for each in counts["answers"]]
 
-        price = Price(Kind.JUDGE, len(figures), of=drafter.target.name)
-        return self._add(Cell(name, price, work, (self._drafter(drafter), f"answers/{drafter.target.name}")))
+        steps = sum(figure.chain for figure in figures)
+        states = dict.fromkeys(self._states(drafter.target, figure.answers) for figure in figures)
+        price = Price(Kind.JUDGE, steps, of=drafter.target.name)
+        return self._add(Cell(name, price, work, (self._drafter(drafter), *states)))
 
     def _kept(self, figure: Judged, made: ArtifactRef) -> Path:
-        answers = artifact(self.bench.answers[figure.drafter.target, figure.answers])
+        target = figure.drafter.target
         return self.lab.kept(
             "judged",
             sha256(
                 {
                     "version": JUDGE_VERSION,
-                    "target": self.pins[figure.drafter.target].model.digest,
                     "drafter": made.digest,
-                    "answers": answers.digest,
+                    "answers": artifact(self.bench.answers[target, figure.answers]).digest,
+                    "states": artifact(self.bench.states[target, figure.answers]).digest,
                     "chain": figure.chain,
                 }
             ),
@@ -288,20 +297,18 @@ class Plan:
         self, name: str, drafter: Drafter, folder: Path, missing: list[Judged], kept: Mapping[Judged, Path]
     ) -> None:
         """Run the simulation, in a process of its own."""
-        sets = dict.fromkeys(figure.answers for figure in missing)
-        folders = {}
-        for each in sets:
-            answers = artifact(self.bench.answers[drafter.target, each])
-            folders[each] = self.lab.copied(answers)
+        target = drafter.target
         task = {
-            "target": str(drafter.target.ensure()),
             "drafter": str(folder),
-            "answers": {
+            "storage": self.lab.storage.model_dump(mode="json"),
+            "sequence_length": self.lab.recipe.sequence_length,
+            "sets": {
                 each: {
-                    "folder": str(folders[each]),
+                    "answers": str(self.lab.copied(artifact(self.bench.answers[target, each]))),
+                    "states": artifact(self.bench.states[target, each]).model_dump(mode="json"),
                     "chains": [figure.chain for figure in missing if figure.answers == each],
                 }
-                for each in sets
+                for each in dict.fromkeys(figure.answers for figure in missing)
             },
         }
         log = self.lab.scratch(name) / "log"

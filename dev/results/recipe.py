@@ -25,7 +25,7 @@ class Recipe:
         stage2_scale: Stage 2's steps are multiplied by it.
     """
 
-    samples: int = 160
+    samples: int = 128
     held_out: int = 24
     answer_tokens: int = 96
     sequence_length: int = 256

@@ -125,8 +125,8 @@ class Domains:
             claims=claims,
             tables=[_matrix({OSPREY: ours, EAGLE3: theirs}), _costs(bench, seeds), _seeds(by_seed)],
             why=(
-                "What differs from the paper and may move the ratio either way: Stage 2 saw 0.6 million tokens "
-                "and not 503 billion, a domain has 160 prompts and not 65,000, and embeddings are frozen. Both "
+                "What differs from the paper and may move the ratio either way: Stage 2 saw 0.6 million tokens and "
+                "not 503 billion, a domain has some hundred prompts and not 65,000, and embeddings are frozen. Both "
                 "methods see the same answers and states. Held-out prompts of a trained domain come from the "
                 "templates of the trained ones, so in-domain figures are kind to both."
             ),

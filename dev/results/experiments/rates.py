@@ -72,7 +72,7 @@ class Rates:
             tables=[Table(rows)],
             why=(
                 "The paper takes tens of thousands of steps, so even a tenth of its rate goes a long way; ours "
-                "takes 120, most of which are needed to get anywhere from random weights, or to begin to use the "
+                "takes a hundred, most of which are needed to get anywhere from random weights, or to begin to use the "
                 "target's states, whose weights are zero at first. So both may lose more of what they have than "
                 "in the paper."
             ),
