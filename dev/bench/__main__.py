@@ -1,6 +1,8 @@
 """``make bench-training``: what the training core costs. Writes build/bench/training.json and docs/performance.md."""
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ RESULT = BUILD / "training.json"
 TRIAL = BUILD / "trial.json"
 """Of a run that leaves cases out or gives SpecForge options: it says nothing of the goals."""
 PAGE = REPOSITORY / "docs" / "performance.md"
+EXIT_STOPPED = 143
 PARTS = ("specforge", "growth", "pipeline")
 OPTIONS = {
     "compiles": "may compile what it marks for torch.compile",
@@ -47,18 +50,19 @@ def main(words: Sequence[str]) -> None:
         and (not asked.batch or case.batch in asked.batch)
         and (not asked.compact_teacher or case.draft_vocabulary < case.vocabulary)
     ]
-    report = measured(asked.only, specforge=asked.specforge, repeats=asked.repeats, cases=cases, options=options)
-    if cases == against.CASES and not any(options.values()):
-        report.write(RESULT)
-        if not asked.no_docs:
+    whole = cases == against.CASES and not any(options.values())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))  # what was started is taken down
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores / 4:
+        say(f"this machine is busy (load {load:.1f} on {cores} cores): the times will say little")
+    for part in asked.only:  # each is written when it is there: all of them take an hour
+        report = measured([part], specforge=asked.specforge, repeats=asked.repeats, cases=cases, options=options)
+        report.write(RESULT if whole else TRIAL)
+        if whole and not asked.no_docs:
             report.write_docs(PAGE)
-    else:
-        report.write(TRIAL)
-    for row in report.against_specforge or ():
-        say(summary(row))
-    for part, why in report.skipped.items():
-        say(f"skipped {part}: {why}")
-    say(f"all figures are in {BUILD}")
+        for skipped, why in report.skipped.items():
+            say(f"skipped {skipped}: {why}")
+    say(f"all figures are in {RESULT if whole else TRIAL}")
 
 
 def measured(
@@ -74,7 +78,7 @@ def measured(
     Raises:
         SystemExit: the folder is no checkout of SpecForge.
     """
-    skipped = {part: "not asked for" for part in PARTS if part not in parts}
+    skipped = {}
     rows = curves = around = None
     if "specforge" in parts and specforge is None:
         skipped["specforge"] = NO_CHECKOUT
@@ -82,7 +86,10 @@ def measured(
         if not (specforge / "specforge" / "algorithms" / "eagle3" / "model.py").is_file():
             raise SystemExit(f"{specforge} is no checkout of SpecForge that has its EAGLE-3 model where it was")
         say("our step beside SpecForge's")
-        rows = against.compare(specforge.resolve(), repeats=repeats, cases=cases, options=options)
+        rows = []
+        for row in against.compare(specforge.resolve(), repeats=repeats, cases=cases, options=options):
+            say(summary(row))
+            rows.append(row)
     if "growth" in parts:
         say("growth over length and vocabulary")
         curves = growth.measured(repeats=repeats)

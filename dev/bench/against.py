@@ -1,8 +1,9 @@
 """Our step beside SpecForge's: the same inputs, interleaved, with their losses and gradients compared."""
 
 import statistics
+import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -72,6 +73,7 @@ class Row:
         loss_difference: relative, of the weighted sum.
         gradient_difference: of the tensor that differs most: norm of the difference by norm.
         facts: of the batch: dialogues, tokens, answer_tokens, rows by step.
+        specforge_commit: of the checkout; "": unknown.
     """
 
     vocabulary: int
@@ -84,12 +86,13 @@ class Row:
     osprey: Side
     specforge: Side
     facts: Mapping[str, Any]
+    specforge_commit: str = ""
 
 
 def compare(
     checkout: Path, *, repeats: int, cases: Sequence[Case] = tuple(CASES), options: Mapping[str, Any] | None = None
-) -> list[Row]:
-    """Measure all cases.
+) -> Iterator[Row]:
+    """Measure all cases, and yield each as it is there.
 
     Args:
         checkout: of SpecForge.
@@ -101,8 +104,17 @@ def compare(
         SystemExit: losses or gradients differ by more than `TOLERANCE`, so that the figures would mean nothing.
     """
     prepare(cases)
-    theirs = [replace(Task(case, specforge=str(checkout)), **(options or {})) for case in cases]
-    return [_compare(repeats, each) for each in theirs]
+    commit = _commit(checkout)
+    for case in cases:
+        row = _compare(repeats, Task(case, specforge=str(checkout), **(options or {})))
+        yield replace(row, specforge_commit=commit)
+
+
+def _commit(checkout: Path) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "HEAD"], check=False, capture_output=True, text=True
+    )
+    return done.stdout.strip()
 
 
 def _compare(repeats: int, theirs: Task) -> Row:

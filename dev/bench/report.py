@@ -18,8 +18,10 @@ from dev.bench.plot import log_log
 
 TITLE = """# Performance
 
-What the training core costs, as `make bench-training` measures it. Each section is generated, and names its machine.
+What the training core costs, as `make bench-training` measures it. Each section is generated and names its machine.
 """
+_KEYS = {"specforge": "against_specforge"}
+"""Of parts in the JSON, where they are called otherwise."""
 PLOTS = {"lengths": "performance-lengths.svg", "vocabularies": "performance-vocabularies.svg"}
 
 
@@ -46,8 +48,11 @@ class Report:
         machine = asdict(self.machine)
         measured = {name: value for name, value in new.items() if value is not None}
         machines = earlier.get("machines", {}) | dict.fromkeys(measured, machine)
+        skipped = {
+            part: why for part, why in earlier.get("skipped", {}).items() if _KEYS.get(part, part) not in measured
+        }
         file.parent.mkdir(parents=True, exist_ok=True)
-        whole = {**earlier, **measured, "machines": machines, "skipped": dict(self.skipped)}
+        whole = {**earlier, **measured, "machines": machines, "skipped": skipped | dict(self.skipped)}
         file.write_text(json.dumps(whole, indent=2) + "\n")
 
     def write_docs(self, page: Path) -> None:
@@ -114,9 +119,12 @@ def against_section(rows: Sequence[Row], machine: Machine) -> str:
         if demo
         else ""
     )
+    commit = rows[0].specforge_commit[:12]
+    here = f" (here at {commit})" if commit else ""
     return f"""## Against SpecForge
 
-`SPECFORGE=CHECKOUT make bench-training`, where CHECKOUT is a clone of github.com/sgl-project/SpecForge. {machine}.
+`SPECFORGE=CHECKOUT make bench-training`, where CHECKOUT is a clone of github.com/sgl-project/SpecForge{here}.
+{machine}.
 
 One step: forward and backward of the unroll, K = 5, an EAGLE-3 layer of hidden size 576 in fp32, from token ids, tapped
 states, the target's last hidden states and its head. `demo` is a batch of the demonstration{about}, `all` one sequence

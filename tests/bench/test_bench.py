@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def row():
         "osprey": [run([2.0, 3.0], peak_mib=30), run([1.0], peak_mib=50), run([2.5], peak_mib=40)],
         "specforge": [run([5.0, 4.5]), run([4.0])],
     }
-    return summarise(CASE, runs, 1e-7)
+    return replace(summarise(CASE, runs, 1e-7), specforge_commit="0123456789abcdef")
 
 
 @pytest.fixture
@@ -124,8 +125,6 @@ def test_a_peak_is_above_what_was_there_before():
 
 
 def test_a_task_survives_its_way_to_another_process():
-    from dataclasses import asdict  # noqa: PLC0415
-
     task = Task(CASE, specforge="somewhere", gradients="file", counts=True)
     assert Task.read(json.dumps(asdict(task))) == task
 
@@ -236,6 +235,7 @@ def test_a_report_keeps_what_was_not_measured_again(tmp_path, row, curves):
     text = page.read_text()
     assert all(title in text for title in ("## Against SpecForge", "## Growth", "## Around the step"))
     assert "**2.00**" in text
+    assert "SpecForge (here at 0123456789ab)" in text
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".svg", ".svg"]
     assert "speed 2.00" in summary(row)
 
