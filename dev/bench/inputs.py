@@ -229,7 +229,11 @@ def _whole(dialogues: Sequence[Dialogue], tokens: int) -> list[Dialogue]:
 
 
 def _head(weight: Tensor, vocabulary: int) -> TeacherHead:
-    """Cut the target's head, or add rows of random numbers of the same size, to this vocabulary."""
+    """Cut the target's head, or add rows of small random numbers, to this vocabulary.
+
+    The target's most likely tokens must stay what they are: larger rows would win, most of them outside of the draft
+    vocabulary, and we would be measured on a third of the rows.
+    """
     more = max(0, vocabulary - len(weight))
-    noise = torch.randn(more, weight.shape[1], generator=torch.Generator().manual_seed(_SEED)) * weight.std()
+    noise = torch.randn(more, weight.shape[1], generator=torch.Generator().manual_seed(_SEED)) * weight.std() / 10
     return TeacherHead(torch.cat([weight[:vocabulary], noise]))
