@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dev.results.specs import Backbone, Drafter, Judged, Served, Target
-from osprey_api.stages import BaselineResult, DistilResult, EvaluateResult, Outcome
+from osprey_api.stages import BaselineResult, DistilResult, EvaluateResult, Outcome, RegenerateResult
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,17 @@ class Bench:
         if not isinstance(found, EvaluateResult):
             raise MissingError(f"{drafter.name} served at batch {batch}")
         return found
+
+    def prompts(self, target: Target, answers: str) -> int:
+        """Return how many prompts of a set were answered.
+
+        Raises:
+            MissingError: none was.
+        """
+        found = self.answers.get((target, answers))
+        if found is None or not isinstance(found.result, RegenerateResult):
+            raise MissingError(f"answers of {target.name}: {answers}")
+        return found.result.prompts
 
     def training(self, drafter: Drafter) -> DistilResult:
         """Return how a distillation ended.

@@ -173,7 +173,7 @@ class Plan:
         configs: dict[str, StageConfig] = {}
         for each in sets:
             answers = SETS[each]
-            samples = recipe.samples_of(target) if answers.trains else None
+            samples = answers.prompts_of(recipe, target) if answers.trains else None
             configs[each] = RegenerateConfig(
                 target=self.pins[target].model,
                 prompts=tuple(prompt_source(source, pinned[source], samples=samples) for source in answers.sources),
@@ -207,7 +207,9 @@ class Plan:
         if answers == OTHER_LANGUAGES:
             return sum(map(len, LANGUAGES.values()))
         recipe, each = self.lab.recipe, SETS[answers]
-        return recipe.samples_of(target) if each.trains else len(each.sources) * recipe.held_out_of(target).samples
+        if each.trains:
+            return each.prompts_of(recipe, target)
+        return len(each.sources) * recipe.held_out_of(target).samples
 
     def _states(self, target: Target, answers: str) -> str:
         """Capture the target's states of a set of answers, for those that learn from it or are judged by it."""
@@ -255,7 +257,7 @@ class Plan:
             inputs = answers | {InputRole.DRAFTER: initial, InputRole.STATES: states}
             self.bench.drafters[drafter] = self.lab.run(name, distil, inputs)
 
-        tokens = recipe.samples_of(target) * recipe.answer_tokens * drafter.epochs
+        tokens = self._prompts(target, drafter.domain) * recipe.answer_tokens * drafter.epochs
         blocks = drafter.backbone.blocks if drafter.backbone else 0
         return self._add(Cell(name, Price(Kind.DISTIL, tokens, blocks, target.name), work, tuple(needs)))
 

@@ -13,7 +13,7 @@ from dev.demo.prompts import prompts
 from dev.demo.text import documents
 from dev.results.languages import LANGUAGES
 from dev.results.recipe import Recipe
-from dev.results.specs import DOMAINS, LETTERS, TARGETS
+from dev.results.specs import DOMAINS, FOCUS, LETTERS, TARGETS, Target
 from osprey_api.stages import DataToResolve, HeldOut, Pinned, PromptSource
 from osprey_runtime.conversation import Conversation
 
@@ -23,6 +23,8 @@ ROWS = {"maths": 240, "code": 204, "general": 240, LETTERS: 60}
 HELD_OUT, SAMPLED, OTHER_LANGUAGES = "held-out", "sampled", "languages"
 """Sets of answers that judge drafters: greedy, the same prompts at temperature 1, greedy in other languages."""
 DOMAIN_OF = {language.lower(): language for language in LANGUAGES}
+PARTS = {f"{FOCUS}-half": 2, f"{FOCUS}-quarter": 4, f"{FOCUS}-eighth": 8}
+"""Sets of fewer answers."""
 NONE_HELD_OUT = HeldOut(samples=0, seed=0)
 
 
@@ -34,15 +36,22 @@ class Answers:
         sources: names of files of prompts.
         trains: drafters learn from it.
         temperature: of the target.
+        part: one of so many of the recipe's training prompts; the same ones, the fewer they are.
     """
 
     sources: tuple[str, ...]
     trains: bool
     temperature: float = 0.0
+    part: int = 1
+
+    def prompts_of(self, recipe: Recipe, target: Target) -> int:
+        """Return how many prompts of each source are trained on."""
+        return recipe.samples_of(target) // self.part
 
 
 SETS = {
     **{domain: Answers((domain,), trains=True) for domain in DOMAINS},
+    **{name: Answers((FOCUS,), trains=True, part=part) for name, part in PARTS.items()},
     HELD_OUT: Answers(tuple(f"held-out-{domain}" for domain in (*DOMAINS, LETTERS)), trains=False),
     SAMPLED: Answers(tuple(f"held-out-{domain}" for domain in (*DOMAINS, LETTERS)), trains=False, temperature=1.0),
     OTHER_LANGUAGES: Answers(tuple(DOMAIN_OF), trains=False),

@@ -44,7 +44,7 @@ def test_what_is_missing_is_said_and_the_others_are_there(fill, everything):
     text = found.markdown()
     assert "Not measured: not one seed was trained on all domains." in text
     assert json.loads(found.json())["failed"] == {f"drafter/{lost.name}": "no memory"}
-    assert {each.experiment.number for each in found.parts if each.finding} == {2, 3, 4, 5, 6, 7, 8}
+    assert {each.experiment.number for each in found.parts if each.finding} == {2, 3, 4, 5, 6, 7, 8, 9}
 
 
 def test_nothing_measured_is_a_page_too():
@@ -59,7 +59,7 @@ def test_the_page_and_its_pictures_are_the_same_every_time(fill, everything, tmp
     first.write_pictures(tmp_path / "a")
     second.write_pictures(tmp_path / "b")
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert names == ["blocks.svg", "chains.svg", "serving.svg", "stage2.svg", "time.svg"]
+    assert names == ["amount.svg", "blocks.svg", "chains.svg", "serving.svg", "stage2.svg", "time.svg"]
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
         assert f"results/{name}" in first.markdown()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dev.results.experiments.amount import Amount
 from dev.results.experiments.blocks import Blocks
 from dev.results.experiments.chains import Chains
 from dev.results.experiments.domains import Domains
@@ -14,5 +15,6 @@ from dev.results.finding import Experiment
 
 EXPERIMENTS: Sequence[Experiment] = (
     Domains(), Stage2(), Rates(), Chains(), Vocabularies(), Blocks(), Languages(), Serving(),
+    Amount(),
 )  # fmt: skip
 """In the order of the documentation."""
