@@ -21,7 +21,7 @@ PAGE = REPOSITORY / "docs" / "performance.md"
 EXIT_STOPPED = 143
 PARTS = ("specforge", "growth", "pipeline")
 OPTIONS = {
-    "compiles": "may compile what it marks for torch.compile",
+    "eager": "does not compile what it marks for torch.compile",
     "compact_teacher": "reads its teacher over the draft vocabulary alone",
 }
 NO_CHECKOUT = (

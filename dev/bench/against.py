@@ -98,7 +98,7 @@ def compare(
         checkout: of SpecForge.
         repeats: processes of each side.
         cases: to measure.
-        options: of SpecForge: `compiles`, `compact_teacher`, see `Task`. The second needs a draft vocabulary.
+        options: of SpecForge: `eager`, `compact_teacher`, see `Task`. The second needs a draft vocabulary.
 
     Raises:
         SystemExit: losses or gradients differ by more than `TOLERANCE`, so that the figures would mean nothing.

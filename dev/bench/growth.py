@@ -1,7 +1,7 @@
 """How time and memory of our step grow with the length of a sequence and with the vocabulary."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dev.bench import measure
@@ -37,34 +37,54 @@ class Growth:
     Attributes:
         floats_per_token: fp32 numbers that a further token takes, over the whole range of lengths.
         floats_per_vocabulary_entry: and a further token of the vocabulary.
+        at_most: the largest vocabulary at twice the length.
+        floats_per_token_at_most: `floats_per_token` of that vocabulary.
     """
 
     lengths: Sequence[Point]
     vocabularies: Sequence[Point]
     floats_per_token: float
     floats_per_vocabulary_entry: float
+    at_most: Point
+    floats_per_token_at_most: float
 
 
 def measured(*, repeats: int) -> Growth:
-    """Measure both curves: lengths at the smallest vocabulary, vocabularies at 1024 tokens."""
+    """Measure lengths at the smallest vocabulary, vocabularies at 1024 tokens, and the largest vocabulary at 2048."""
     lengths = [Case(VOCABULARIES[0], VOCABULARIES[0], Kind.ALL, tokens=tokens) for tokens in LENGTHS]
     vocabularies = [Case(size, size, Kind.ALL) for size in VOCABULARIES]
-    prepare([*lengths, *vocabularies])
-    runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in [*lengths, *vocabularies]}
+    crossed = replace(vocabularies[-1], tokens=2 * vocabularies[-1].tokens)
+    cases = [*lengths, *vocabularies, crossed]
+    prepare(cases)
+    runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     for _ in range(repeats):
         for case, found in runs.items():
-            found.append(measure.in_process(WORKER, asdict(Task(case, repeats=1))))
-    return growth([_point(case, runs[case]) for case in lengths], [_point(case, runs[case]) for case in vocabularies])
+            found.append(measure.in_process(WORKER, asdict(Task(case))))
+    points = {case: _point(case, found) for case, found in runs.items()}
+    return growth([points[case] for case in lengths], [points[case] for case in vocabularies], points[crossed])
 
 
-def growth(lengths: Sequence[Point], vocabularies: Sequence[Point]) -> Growth:
-    """Draw a line from the first to the last point of each curve."""
+def growth(lengths: Sequence[Point], vocabularies: Sequence[Point], at_most: Point) -> Growth:
+    """Draw a line from the first to the last point of each curve.
+
+    Args:
+        lengths: at one vocabulary.
+        vocabularies: at one length.
+        at_most: of the largest of these, at another length.
+    """
 
     def slope(points: Sequence[Point], size: str) -> float:
         more = (points[-1].peak_mib.median - points[0].peak_mib.median) * 2**20 / _FLOAT
         return more / float(getattr(points[-1], size) - getattr(points[0], size))
 
-    return Growth(lengths, vocabularies, slope(lengths, "tokens"), slope(vocabularies, "vocabulary"))
+    return Growth(
+        lengths,
+        vocabularies,
+        slope(lengths, "tokens"),
+        slope(vocabularies, "vocabulary"),
+        at_most,
+        slope([vocabularies[-1], at_most], "tokens"),
+    )
 
 
 def _point(case: Case, runs: Sequence[dict[str, Any]]) -> Point:

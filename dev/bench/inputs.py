@@ -45,7 +45,7 @@ _BATCHES = 6
 
 
 class Kind(StrEnum):
-    """Of a batch: one of the demonstration's, or a single sequence whose every row is supervised."""
+    """Of a batch: two of the demonstration's in one, or a single sequence whose every row is supervised."""
 
     DEMO = "demo"
     ALL = "all"

@@ -38,9 +38,9 @@ class Measurement:
     """Of one process.
 
     Attributes:
-        seconds: of each step after the first.
+        seconds: of each step.
         cpu_seconds: of these, what the process's threads computed: other work on the machine matters less to it.
-        peak_bytes: the most that the first step took, above what there was before it.
+        peak_bytes: the most that one of them took, above what there was before.
         losses: by step of the unroll, weighted as they are added.
         facts: what else the process tells.
     """

@@ -48,11 +48,11 @@ class Report:
         machine = asdict(self.machine)
         measured = {name: value for name, value in new.items() if value is not None}
         machines = earlier.get("machines", {}) | dict.fromkeys(measured, machine)
-        skipped = {
-            part: why for part, why in earlier.get("skipped", {}).items() if _KEYS.get(part, part) not in measured
-        }
+        whole = {**earlier, **measured}
+        skipped = {**earlier.get("skipped", {}), **self.skipped}
+        lacking = {part: why for part, why in skipped.items() if whole.get(_KEYS.get(part, part)) is None}
         file.parent.mkdir(parents=True, exist_ok=True)
-        whole = {**earlier, **measured, "machines": machines, "skipped": skipped | dict(self.skipped)}
+        whole |= {"machines": machines, "skipped": lacking}
         file.write_text(json.dumps(whole, indent=2) + "\n")
 
     def write_docs(self, page: Path) -> None:
@@ -127,8 +127,8 @@ def against_section(rows: Sequence[Row], machine: Machine) -> str:
 {machine}.
 
 One step: forward and backward of the unroll, K = 5, an EAGLE-3 layer of hidden size 576 in fp32, from token ids, tapped
-states, the target's last hidden states and its head. `demo` is a batch of the demonstration{about}, `all` one sequence
-of 1024 tokens of which every row is supervised. Speed is our tokens per second by SpecForge's, memory our peak by
+states, the target's last hidden states and its head. `demo` is two batches of the demonstration in one{about},
+`all` one sequence of 1024 tokens of which every row is supervised. Speed is our tokens per second by SpecForge's, memory our peak by
 SpecForge's, each above the process's memory before the step; medians, with the lowest and the highest in brackets.
 Every measurement is a fresh process, the sides in turn.
 
@@ -136,10 +136,11 @@ Every measurement is a fresh process, the sides in turn.
 
 The last two columns are the relative differences of the loss and of the gradients (norm by norm, of the tensor that
 differs most), for the same weights, data, rows and normaliser. SpecForge runs its own training step, strategy, model
-and target head, with its eager loss, since its Triton kernel needs a GPU; what it marks for torch.compile runs eagerly.
+and target head, with its `sdpa` attention (not `flex` or `flash`) and its eager loss, since its Triton kernel needs a
+GPU. What it marks for torch.compile is compiled, in a step before those that count.
 Its loss mask is replaced by the exact rows of each step, as it would otherwise train some that serving never asks for;
 that changes nothing in its cost, since it computes every row either way. Two of its
-options can be tried: `python -m dev.bench --specforge CHECKOUT --only specforge` with `--compiles` or
+options can be tried: `python -m dev.bench --specforge CHECKOUT --only specforge` with `--eager` or
 `--compact-teacher`. On a GPU: not measured.
 """
 
@@ -164,13 +165,14 @@ def growth_section(growth: Growth, machine: Machine) -> str:
 
 `make bench-training`. {machine}.
 
-A step as above, every row supervised, the full vocabulary. A further token takes {growth.floats_per_token:,.0f} fp32
-numbers, a further entry of the vocabulary {growth.floats_per_vocabulary_entry:,.0f}: the first does not depend on V,
-nor the second on T.
+A step as above, every row supervised, the full vocabulary. From the first to the last row a further token takes
+{growth.floats_per_token:,.0f} fp32 numbers, a further entry of the vocabulary
+{growth.floats_per_vocabulary_entry:,.0f}. If memory grew with T x V, a further token would take more of a larger
+vocabulary: of {growth.at_most.vocabulary:,} entries it takes {growth.floats_per_token_at_most:,.0f}.
 
 {table([head, *rows(growth.lengths)])}
 
-{table([head, *rows(growth.vocabularies)])}
+{table([head, *rows([*growth.vocabularies, growth.at_most])])}
 
 ![Peak memory over the length]({PLOTS["lengths"]}) ![Peak memory over the vocabulary]({PLOTS["vocabularies"]})
 """

@@ -36,10 +36,10 @@ class SpecForge:
     """
 
     def __init__(
-        self, checkout: Path, case: Case, inputs: Inputs, *, compact_teacher: bool = False, compiles: bool = False
+        self, checkout: Path, case: Case, inputs: Inputs, *, compact_teacher: bool = False, eager: bool = False
     ) -> None:
-        """compact_teacher: its option for offline training; compiles: what it marks for torch.compile is."""
-        torch._dynamo.config.disable = not compiles  # noqa: SLF001 - where torch has this switch
+        """compact_teacher: its option for offline training; eager: what it marks for torch.compile is not compiled."""
+        torch._dynamo.config.disable = eager  # noqa: SLF001 - where torch has this switch
         sys.path.insert(0, str(checkout))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it tells what it would like to have installed

@@ -147,7 +147,10 @@ def test_our_step_is_repeatable_and_has_its_rows(inputs):
 def test_specforge_has_the_same_losses_and_gradients(inputs, tmp_path, compact_teacher):
     from safetensors.torch import save_file  # noqa: PLC0415
 
-    ours, theirs = Osprey(CASE, inputs), SpecForge(Path(SPECFORGE), CASE, inputs, compact_teacher=compact_teacher)
+    ours, theirs = (
+        Osprey(CASE, inputs),
+        SpecForge(Path(SPECFORGE), CASE, inputs, compact_teacher=compact_teacher, eager=True),
+    )
     assert sum(theirs.step()) == pytest.approx(sum(ours.step()), rel=TOLERANCE)
     for name, side in (("ours", ours), ("theirs", theirs)):
         save_file({key: value.contiguous() for key, value in side.gradients().items()}, tmp_path / name)
@@ -165,12 +168,17 @@ def points(name, sizes, mib):
 
 @pytest.fixture
 def curves():
-    return growth(points("tokens", (512, 8192), (100.0, 130.0)), points("vocabulary", (32768, 262144), (100.0, 800.0)))
+    lengths, vocabularies = (
+        points("tokens", (512, 8192), (100.0, 130.0)),
+        points("vocabulary", (32768, 262144), (100.0, 800.0)),
+    )
+    return growth(lengths, vocabularies, replace(vocabularies[-1], tokens=2048, peak_mib=Spread.of([804.0])))
 
 
 def test_growth_is_the_slope_from_end_to_end(curves):
     assert curves.floats_per_token == 30 * 2**20 / 4 / 7680
     assert curves.floats_per_vocabulary_entry == 700 * 2**20 / 4 / 229376
+    assert curves.floats_per_token_at_most == 4 * 2**20 / 4 / 1024
 
 
 def test_a_plot_is_the_same_bytes_for_the_same_points():
@@ -230,7 +238,7 @@ def test_a_report_keeps_what_was_not_measured_again(tmp_path, row, curves):
     wanted = {"vocabulary": 500, "draft_vocabulary": 200, "batch": "demo", "speed_ratio": 2.0, "memory_ratio": 0.4}
     assert entry.items() >= wanted.items()
     assert found["growth"]["floats_per_token"] == curves.floats_per_token
-    assert found["skipped"] == {"specforge": "no checkout"}
+    assert found["skipped"] == {}
     assert found["machines"].keys() == {"against_specforge", "growth", "pipeline"}
     text = page.read_text()
     assert all(title in text for title in ("## Against SpecForge", "## Growth", "## Around the step"))
