@@ -128,8 +128,9 @@ def against_section(rows: Sequence[Row], machine: Machine) -> str:
 
 One step: forward and backward of the unroll, K = 5, an EAGLE-3 layer of hidden size 576 in fp32, from token ids, tapped
 states, the target's last hidden states and its head. `demo` is two batches of the demonstration in one{about},
-`all` one sequence of 1024 tokens of which every row is supervised. Speed is our tokens per second by SpecForge's, memory our peak by
-SpecForge's, each above the process's memory before the step; medians, with the lowest and the highest in brackets.
+`all` one sequence of 1024 tokens of which every row is supervised. Speed is our tokens per second by SpecForge's,
+memory our peak by SpecForge's, each above the process's memory before the step; medians, with the lowest and the
+highest in brackets.
 Every measurement is a fresh process, the sides in turn.
 
 {table([head, *lines])}

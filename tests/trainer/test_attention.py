@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from osprey_trainer.attention import packed
+from osprey_trainer.attention import kernels, packed
 from osprey_trainer.attention.kernels import Eager, FlashOnCpu, FlashOnGpu, kernel_for
 from osprey_trainer.attention.packed import attend
 from osprey_trainer.attention.runs import Run, runs
@@ -71,6 +71,51 @@ def test_values_and_gradients_are_those_of_the_definition(kernel, steps, dtype, 
         assert one.dtype is dtype
         scale = float(other.detach().abs().max())
         torch.testing.assert_close(one.double(), other, atol=tolerance * scale, rtol=0)
+
+
+@pytest.mark.parametrize("kernel", [FlashOnCpu, Eager])
+def test_autocast_makes_no_difference(kernel, monkeypatch):
+    """As the unroll runs: tensors in half precision, and autocast on."""
+    monkeypatch.setattr(packed, "kernel_for", lambda _queries: kernel())
+    queries, keys, values, own = tensors(2, torch.bfloat16)
+    queries.data *= 8
+    plain = attend(queries, keys, values, runs(ROWS, LENGTHS), own)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = attend(queries, keys, values, runs(ROWS, LENGTHS), own)
+    assert torch.equal(plain, cast)
+
+
+def test_the_eager_kernel_goes_over_blocks_of_rows(monkeypatch):
+    queries, keys, values, own = tensors(1)
+    whole = []
+    for rows in (512, 2):
+        monkeypatch.setattr(kernels, "_BLOCK_ROWS", rows)
+        monkeypatch.setattr(packed, "kernel_for", lambda _queries: Eager())
+        found = attend(queries, keys, values, runs(ROWS, LENGTHS), own)
+        whole.append([found, *torch.autograd.grad(found.square().sum(), (queries, keys, values))])
+    for one, other in zip(*whole, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_keys_of_many_runs_get_as_exact_a_gradient_as_those_of_one():
+    """A dialogue of many answers: each of them adds to the gradient of what was said before."""
+    generator = torch.Generator().manual_seed(0)
+    exact = [torch.randn(800, heads, 16, generator=generator) for heads in (2, 1, 1)]
+
+    def errors(rows):
+        """Relative, of the gradients of keys and values in half precision."""
+        weight = torch.randn(len(rows), 2, 16, generator=torch.Generator().manual_seed(1))
+
+        def gradients(dtype):
+            leaves = [x.to(torch.bfloat16).to(dtype).requires_grad_() for x in exact]
+            mixed = attend(leaves[0][rows], *leaves[1:], runs(rows, (800,)))
+            return torch.autograd.grad((mixed * weight.to(dtype)).sum(), leaves[1:])
+
+        pairs = zip(gradients(torch.bfloat16), gradients(torch.float32), strict=True)
+        return [float(torch.dist(half.float(), full) / full.norm()) for half, full in pairs]
+
+    together, apart = errors(list(range(200, 800))), errors([row for row in range(200, 800) if row % 4])
+    assert max(apart) < 1.5 * max(together) < 0.02
 
 
 def test_keys_that_no_row_sees_get_no_gradient():

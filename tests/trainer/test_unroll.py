@@ -1,5 +1,6 @@
 """The unroll against the backbone's own language model, and against rows run one by one."""
 
+import copy
 import dataclasses
 from bisect import bisect_right
 
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.masks import supervise
 from osprey_trainer.models.backbone import Backbone
+from osprey_trainer.models.body import RMSNorm
 from osprey_trainer.models.target import TargetStates
 from osprey_trainer.unroll import unroll
 
@@ -151,3 +153,27 @@ def test_nothing_of_rows_times_keys_is_kept(trained, dialogues, arrangement):
         return sum(storages.values())
 
     assert kept(800) - kept(400) == pytest.approx(kept(400) - kept(1), rel=0.05)
+
+
+def test_a_norm_gives_the_dtype_that_it_was_given(monkeypatch):
+    """On a GPU autocast has norms give fp32, and queries would no longer fit keys and values."""
+    norm = torch.nn.functional.rms_norm
+    monkeypatch.setattr("osprey_trainer.models.body.functional.rms_norm", lambda x, *more: norm(x, *more).float())
+    assert RMSNorm(8, 1e-6)(torch.ones(3, 8, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
+@pytest.mark.gpu
+def test_a_gpu_runs_the_same_unroll(trained, source, dialogues):
+    """In half precision, as distillation has it."""
+    drafter = trained("osprey", 2, source=source)
+    batch = dialogues((4, 60), (12, 43))
+    rows = supervise(batch, drafter.t2d, STEPS).rows.tolist()
+    weights = []
+    for device in ("cpu", "cuda"):
+        moved = copy.deepcopy(drafter).to(device)
+        with torch.autocast(device, torch.bfloat16):
+            outputs = unroll(moved, batch.to(torch.device(device)), rows, STEPS)
+        sum(output.float().square().sum() for output in outputs).backward()
+        weights.append([*outputs, moved.fc.weight.grad, moved.layers[0].self_attn.k_proj.weight.grad])
+    for one, other in zip(*weights, strict=True):
+        assert torch.dist(one.float(), other.float().cpu()) < 0.05 * one.float().norm()

@@ -51,7 +51,7 @@ CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {
     StageName.CONVERT: 3,
     StageName.DISTIL: 2,
 }
-"""Raise a stage's number when its code gives another result for the same config and inputs."""
+"""Raise a stage's number when its code gives another result, by more than rounding, for the same config and inputs."""
 
 
 class ArtifactRef(ApiModel):

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _GIB = 1 << 30
 _PACKED = {"U8": 2, "I32": 8}
 """Weights of four bits in a number of a quantised model's tensors, by its type."""
+_CPU = torch.device("cpu")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -64,7 +65,9 @@ def drafter_bytes(config: DraftConfig, *, trains_embedding: bool, zero_stage: in
     return sum(size // (world_size if zero_stage >= stage else 1) for size, stage in parts)
 
 
-def unroll_bytes(config: DraftConfig, *, dialogues: int, tokens: int, rows: int, steps: int, bf16: bool) -> int:
+def unroll_bytes(
+    config: DraftConfig, *, dialogues: int, tokens: int, rows: int, steps: int, bf16: bool, device: torch.device = _CPU
+) -> int:
     """What one unroll keeps for its backward pass, its weights not counted.
 
     Args:
@@ -74,8 +77,9 @@ def unroll_bytes(config: DraftConfig, *, dialogues: int, tokens: int, rows: int,
         rows: supervised ones of a dialogue.
         steps: K.
         bf16: matrix products are in bfloat16.
+        device: of a kind whose kernels and autocast keep what they keep; nothing is allocated there.
     """
-    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+    with FakeTensorMode(), device, torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         drafter = Drafter(config)
         batch = _batch(config, (tokens,) * dialogues, torch.bfloat16 if bf16 else torch.float32)
         # The last token of a dialogue has no row: nothing follows it.

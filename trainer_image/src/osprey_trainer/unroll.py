@@ -42,7 +42,7 @@ def unroll(drafter: Drafter, batch: DialogueBatch, rows: Sequence[int], steps: i
     Args:
         drafter: the drafter.
         batch: dialogues, with the target's taps.
-        rows: R places in the batch, ascending; none the last of its dialogue.
+        rows: R places in the batch, ascending. The last of a dialogue, which no token follows, means nothing.
         steps: K >= 1.
 
     Returns:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 _HALF = (torch.float16, torch.bfloat16)
+_BLOCK_ROWS = 512
+"""Of the eager kernel."""
 # Torch's public function gives no log-sum-exp; the operators behind it do.
 _aten: Any = torch.ops.aten
 
@@ -105,30 +107,52 @@ class FlashOnGpu:
 
 
 class Eager:
-    """As the definitions read, for devices and dtypes without a fused kernel; scores of one run exist at one time."""
+    """As the definitions read, for devices and dtypes without a fused kernel: scores of a block of rows at one time."""
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Mixed:
         """See `Kernel`."""
-        scores = _scores(queries, keys, causal=causal)
-        log_sum_exp = scores.logsumexp(-1)
-        weights = (scores - log_sum_exp[..., None]).exp().to(values.dtype)
-        return Mixed(weights @ values, log_sum_exp)
+        outputs, sums = [], []
+        for rows in _blocks(queries):
+            scores = _scores(queries, keys, rows, causal=causal)
+            sums.append(scores.logsumexp(-1))
+            weights = (scores - sums[-1][..., None]).exp().to(values.dtype)
+            outputs.append(weights @ values[:, :, : scores.shape[-1]])
+        return Mixed(torch.cat(outputs, 2), torch.cat(sums, 2))
 
     def backward(
         self, gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mixed: Mixed, *, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernel`."""
-        weights = (_scores(queries, keys, causal=causal) - mixed.log_sum_exp[..., None]).exp()
         delta = (gradient.float() * mixed.output.float()).sum(-1, keepdim=True)
-        to_scores = weights * ((gradient @ values.mT).float() - delta) * queries.shape[-1] ** -0.5
-        to_scores = to_scores.to(queries.dtype)
-        return to_scores @ keys, to_scores.mT @ queries, weights.to(gradient.dtype).mT @ gradient
+        to_queries = []
+        to_keys, to_values = (torch.zeros(x.shape, device=x.device) for x in (keys, values))
+        for rows in _blocks(queries):
+            scores = _scores(queries, keys, rows, causal=causal)
+            seen = slice(scores.shape[-1])
+            weights = (scores - mixed.log_sum_exp[:, :, rows, None]).exp()
+            of_rows = gradient[:, :, rows].float()
+            to_weights = of_rows @ values[:, :, seen].float().mT
+            to_scores = weights * (to_weights - delta[:, :, rows]) * queries.shape[-1] ** -0.5
+            to_queries.append(to_scores @ keys[:, :, seen].float())
+            to_keys[:, :, seen] += to_scores.mT @ queries[:, :, rows].float()
+            to_values[:, :, seen] += weights.mT @ of_rows
+        return torch.cat(to_queries, 2).to(queries.dtype), to_keys.to(keys.dtype), to_values.to(values.dtype)
 
 
-def _scores(queries: Tensor, keys: Tensor, *, causal: bool) -> Tensor:
-    scores: Tensor = queries.float() @ keys.float().mT * queries.shape[-1] ** -0.5
-    if causal:
-        rows, seen = scores.shape[-2:]
-        later = torch.ones(rows, seen, dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(later, -torch.inf)
+def _blocks(queries: Tensor) -> list[slice]:
+    return [slice(start, start + _BLOCK_ROWS) for start in range(0, queries.shape[2], _BLOCK_ROWS)]
+
+
+def _scores(queries: Tensor, keys: Tensor, rows: slice, *, causal: bool) -> Tensor:
+    """Of a block of rows with the keys that any of them sees."""
+    queries = queries[:, :, rows].float()
+    if not causal:
+        return _scaled(queries, keys)
+    last = rows.start + queries.shape[2]
+    places = torch.arange(last, device=keys.device)
+    return _scaled(queries, keys[:, :, :last]).masked_fill(places > places[rows.start :, None], -torch.inf)
+
+
+def _scaled(queries: Tensor, keys: Tensor) -> Tensor:
+    scores: Tensor = queries @ keys.float().mT * queries.shape[-1] ** -0.5
     return scores

@@ -38,33 +38,8 @@ def attend(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, runs: Sequence[Run], *own: Tensor) -> Tensor:
-        kernel = kernel_for(queries)
-        groups = keys.shape[1]
-        grouped = _grouped(queries, groups)
-        output = torch.zeros_like(grouped, dtype=torch.float32)
-        log_sum_exp = torch.empty(grouped.shape[:-1], dtype=torch.float32, device=queries.device)
-        for run in runs:
-            parts = [
-                kernel.forward(
-                    _by_group(grouped[run.rows]),
-                    _shared(keys[seen], grouped.shape[2]),
-                    _shared(values[seen], grouped.shape[2]),
-                    causal=causal,
-                )
-                for seen, causal in _parts(run)
-            ]
-            total = torch.stack([part.log_sum_exp for part in parts]).logsumexp(0)
-            log_sum_exp[run.rows] = total.permute(2, 0, 1)
-            into = _by_group(output[run.rows])
-            for part in parts:
-                into.addcmul_(part.output, (part.log_sum_exp - total).exp_()[..., None])
-        if own:
-            scores = [_own_scores(grouped, own_keys) for own_keys in own[::2]]
-            total = torch.stack([log_sum_exp, *scores]).logsumexp(0)
-            output.mul_((log_sum_exp - total).exp_()[..., None])
-            for score, own_values in zip(scores, own[1::2], strict=True):
-                output.addcmul_((score - total).exp_()[..., None], own_values[:, :, None].float())
-            log_sum_exp = total
+        with torch.autocast(queries.device.type, enabled=False):
+            output, log_sum_exp = _mixed(queries, keys, values, runs, own)
         result = output.to(queries.dtype).view_as(queries)
         ctx.save_for_backward(queries, keys, values, result, log_sum_exp, *own)
         ctx.runs = runs
@@ -79,7 +54,8 @@ class _Attention(torch.autograd.Function):
         grouped, of_output = _grouped(queries, groups), _grouped(gradient.contiguous(), groups)
         mixed = _grouped(output, groups)
         to_queries = torch.zeros_like(grouped, dtype=torch.float32)
-        to_keys, to_values = torch.zeros_like(keys), torch.zeros_like(values)
+        # In fp32, since many runs see the same keys.
+        to_keys, to_values = (torch.zeros_like(x, dtype=torch.float32) for x in (keys, values))
         for run in ctx.runs:
             rows = run.rows
             for seen, causal in _parts(run):
@@ -105,7 +81,42 @@ class _Attention(torch.autograd.Function):
                 to_queries.addcmul_(to_scores, own_keys[:, :, None].float())
                 to_own.append((to_scores * grouped).sum(2).to(own_keys.dtype))
                 to_own.append((weight[..., None] * of_output).sum(2).to(own_values.dtype))
-        return to_queries.to(queries.dtype).view_as(queries), to_keys, to_values, None, *to_own
+        of_all = to_queries.to(queries.dtype).view_as(queries), to_keys.to(keys.dtype), to_values.to(values.dtype)
+        return *of_all, None, *to_own
+
+
+def _mixed(
+    queries: Tensor, keys: Tensor, values: Tensor, runs: Sequence[Run], own: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """-> output [R, groups, heads of a group, D] and log-sum-exp [R, groups, heads of a group], both fp32."""
+    kernel = kernel_for(queries)
+    groups = keys.shape[1]
+    grouped = _grouped(queries, groups)
+    output = torch.zeros_like(grouped, dtype=torch.float32)
+    log_sum_exp = torch.empty(grouped.shape[:-1], dtype=torch.float32, device=queries.device)
+    for run in runs:
+        parts = [
+            kernel.forward(
+                _by_group(grouped[run.rows]),
+                _shared(keys[seen], grouped.shape[2]),
+                _shared(values[seen], grouped.shape[2]),
+                causal=causal,
+            )
+            for seen, causal in _parts(run)
+        ]
+        total = torch.stack([part.log_sum_exp for part in parts]).logsumexp(0)
+        log_sum_exp[run.rows] = total.permute(2, 0, 1)
+        into = _by_group(output[run.rows])
+        for part in parts:
+            into.addcmul_(part.output, (part.log_sum_exp - total).exp_()[..., None])
+    if own:
+        scores = [_own_scores(grouped, own_keys) for own_keys in own[::2]]
+        total = torch.stack([log_sum_exp, *scores]).logsumexp(0)
+        output.mul_((log_sum_exp - total).exp_()[..., None])
+        for score, own_values in zip(scores, own[1::2], strict=True):
+            output.addcmul_((score - total).exp_()[..., None], own_values[:, :, None].float())
+        log_sum_exp = total
+    return output, log_sum_exp
 
 
 def _parts(run: Run) -> Iterator[tuple[slice, bool]]:

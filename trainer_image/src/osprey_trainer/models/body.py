@@ -214,8 +214,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises the last dimension of x: [..., size]."""
-        # A weight of another dtype than the input's loses the fused kernel.
-        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        # A weight of another dtype than the input's loses the fused kernel, and autocast on a GPU gives fp32 back.
+        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
 class Rotary(nn.Module):

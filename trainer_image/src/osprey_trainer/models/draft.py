@@ -31,7 +31,7 @@ from osprey_trainer.vocabulary import Alignment, DraftVocabulary
 _INITIALISER_STD = 0.02
 _DEFAULT_TAPS = 3
 VOCABULARY_FIELD = "target_vocabulary_digest"
-"""Of a drafter's `config.json`: our own word, which engines pass over."""
+"""Of a drafter's `config.json`: our own word, which SGLang passes over."""
 _ARCHITECTURE_OF = {Family.QWEN3: "Qwen3ForCausalLMEagle3"}
 """Under which drafters are published; all others are called after Llama."""
 

@@ -216,13 +216,15 @@ def _count_memory(
             rows=len(dialogue.answer_ids) - 1,
             steps=config.unroll,
             bf16=config.optimization.precision == "BF16",
+            device=device,
         )
 
     # Prompts are run once, and answers once for each step.
-    worst = max((max(dialogues, key=len), max(dialogues, key=lambda one: len(one.answer_ids))), key=unrolled)
+    candidates = {max(dialogues, key=len), max(dialogues, key=lambda one: len(one.answer_ids))}
+    needed, worst = max(((unrolled(one), one) for one in candidates), key=lambda pair: pair[0])
     sharing = 1 if device.type == "cuda" else execution.processes_per_node
     memory.check(
-        memory.Need(target, of_drafter, unrolled(worst)),
+        memory.Need(target, of_drafter, needed),
         tokens=len(worst),
         available=memory.device_bytes(device) // sharing,
     )
