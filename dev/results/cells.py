@@ -33,7 +33,6 @@ from osprey_api.stages import (
     RegenerateConfig,
     ResolveResult,
     Speculation,
-    StageConfig,
     TextSource,
     TokenizeConfig,
 )
@@ -167,22 +166,8 @@ class Plan:
 
     def _answers(self, target: Target, sets: list[str]) -> str:
         """Answer all sets of a target with one server."""
-        recipe = self.lab.recipe
         name = f"answers/{target.name}"
-        pinned = {entry.name: entry.source for entry in self.pins[target].data}
-        configs: dict[str, StageConfig] = {}
-        for each in sets:
-            answers = SETS[each]
-            samples = answers.prompts_of(recipe, target) if answers.trains else None
-            configs[each] = RegenerateConfig(
-                target=self.pins[target].model,
-                prompts=tuple(prompt_source(source, pinned[source], samples=samples) for source in answers.sources),
-                held_out=recipe.held_out_of(target) if answers.trains else NONE_HELD_OUT,
-                max_tokens=recipe.answer_tokens,
-                temperature=answers.temperature,
-                seed=0,
-                engine=ENGINE,
-            )
+        configs = {each: self.regenerate(target, each) for each in sets}
 
         def work() -> None:
             missing = []
@@ -199,8 +184,23 @@ class Plan:
                     self.bench.answers[target, each] = self.lab.run(f"{name}/{each}", configs[each], {}, server=url)
 
         prompts = sum(self._prompts(target, each) for each in sets)
-        price = Price(Kind.ANSWER, prompts * recipe.answer_tokens, of=target.name)
+        price = Price(Kind.ANSWER, prompts * self.lab.recipe.answer_tokens, of=target.name)
         return self._add(Cell(name, price, work))
+
+    def regenerate(self, target: Target, answers: str) -> RegenerateConfig:
+        """Return what a target is told to answer a set."""
+        recipe, each = self.lab.recipe, SETS[answers]
+        pinned = {entry.name: entry.source for entry in self.pins[target].data}
+        samples = recipe.samples_of(target) if each.trains else None
+        return RegenerateConfig(
+            target=self.pins[target].model,
+            prompts=tuple(prompt_source(source, pinned[source], samples=samples) for source in each.sources),
+            held_out=recipe.held_out_of(target) if each.trains else NONE_HELD_OUT,
+            max_tokens=recipe.answer_tokens,
+            temperature=each.temperature,
+            seed=0,
+            engine=ENGINE,
+        )
 
     def _prompts(self, target: Target, answers: str) -> int:
         """Return how many prompts a set has."""
