@@ -69,8 +69,9 @@ def main(words: Sequence[str]) -> int:
         machine=machine(),
         seconds=bench.costs(),
     )
-    REPORT.parent.mkdir(parents=True, exist_ok=True)
-    REPORT.write_text(report.json(), encoding="utf-8")
+    where = REPORT.with_stem("results-trial" if asked.trial else "results")
+    where.parent.mkdir(parents=True, exist_ok=True)
+    where.write_text(report.json(), encoding="utf-8")
     if not asked.trial and not numbers:
         PAGE.write_text(report.markdown(), encoding="utf-8")
         report.write_pictures(PAGE.parent / PICTURES)

@@ -71,7 +71,7 @@ class Report:
         if self.left:
             sections.append(
                 "## Not in this run\n\n`FULL=1` adds:\n\n"
-                + "\n".join(_filled(f"* {line}") for line in self.left)
+                + "\n".join(_filled(f"* {line}", indent="  ") for line in self.left)
                 + "\n"
             )
         return "\n".join(sections)
@@ -116,8 +116,8 @@ Machine: {machine}.
 """
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+def _filled(text: str, *, indent: str = "") -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
 
 
 def _claims(recipe: Recipe) -> str:
