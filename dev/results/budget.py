@@ -1,6 +1,7 @@
-"""What each kind of cell takes, with one thread: measured once, so that the default set fits its time.
+"""What each kind of cell is expected to take, with one thread, so that the default set fits its time.
 
-Seconds of one core of an AMD EPYC with AVX-512 beside another busy core.
+Seconds of one core. Those of the demonstration's stages are scaled from its figures (docs/demo.md), the others are
+guesses until a whole run has been measured.
 """
 
 from dataclasses import dataclass

@@ -191,7 +191,7 @@ class Plan:
         """Return what a target is told to answer a set."""
         recipe, each = self.lab.recipe, SETS[answers]
         pinned = {entry.name: entry.source for entry in self.pins[target].data}
-        samples = recipe.samples_of(target) if each.trains else None
+        samples = each.prompts_of(recipe, target) if each.trains else None
         return RegenerateConfig(
             target=self.pins[target].model,
             prompts=tuple(prompt_source(source, pinned[source], samples=samples) for source in each.sources),
