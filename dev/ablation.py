@@ -61,6 +61,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "emaDecay unset": {"optimization": {"ema_decay": None}},
     "emaDecay 0.995": {"optimization": {"ema_decay": 0.995}},
     "globalBatchSize 16": {"optimization": {"global_batch_size": 16}},
+    "globalBatchSize 2": {"optimization": {"global_batch_size": 2}},
     "seed 1": {"optimization": {"seed": 1}},
 }
 """Fields of the stage's config in place of the demonstration's."""
@@ -128,8 +129,7 @@ class Experiment:
         drafter = run_stage(asked(self.task, config, self.task.inputs), folder, self.environment)
         where = results.fetch(drafter, self.task.storage, self.scratch)
         steps = simulation.verify_steps(self.target, where, self.held_out, steps=self.config.unroll)
-        say(f"{option}: done")
-        return [
+        found = [
             Request(
                 domain=line["domain"],
                 prompt_ids=tuple(line["prompt_ids"]),
@@ -138,6 +138,8 @@ class Experiment:
             )
             for line, count in zip(self.held_out, steps, strict=True)
         ]
+        say(f"{option}: {mean(found):.3f}")
+        return found
 
 
 def main(words: Sequence[str]) -> None:
