@@ -138,7 +138,8 @@ Every measurement is a fresh process, the sides in turn.
 The last two columns are the relative differences of the loss and of the gradients (norm by norm, of the tensor that
 differs most), for the same weights, data, rows and normaliser. SpecForge runs its own training step, strategy, model
 and target head, with its `sdpa` attention (not `flex` or `flash`) and its eager loss, since its Triton kernel needs a
-GPU. What it marks for torch.compile is compiled, in a step before those that count.
+GPU. What it marks for torch.compile is compiled, in a step before those that count; the differences are those of a step
+that is not compiled, which adds up more exactly.
 Its loss mask is replaced by the exact rows of each step, as it would otherwise train some that serving never asks for;
 that changes nothing in its cost, since it computes every row either way. Two of its
 options can be tried: `python -m dev.bench --specforge CHECKOUT --only specforge` with `--eager` or

@@ -30,7 +30,7 @@ class Task:
         compact_teacher: SpecForge's option.
         eager: SpecForge does not compile what it marks for that.
         repeats: steps that are measured, after one that is not.
-        counts: FLOPs, of a step more, and measure the machine's peak.
+        counts: FLOPs, of a step more whose loss and gradients are kept, and measure the machine's peak.
         gradients: file for the gradients of the last step; "": none.
     """
 
@@ -125,9 +125,10 @@ def run(task: Task) -> Measurement:
 
     peak = measure.peak_bytes(timed)
     if task.counts:
-        # Products in code that was compiled would not be seen.
+        # Products in code that was compiled would not be seen, and it adds up a vocabulary's numbers less exactly: in
+        # fp32 its loss was 1.1e-5 off with 151,936 of them.
         with torch._dynamo.config.patch(disable=True), FlopCount() as count:  # noqa: SLF001
-            side.step()
+            losses = side.step()
         facts |= {"flops": count.flops, "gemm_peak": gemm_peak(torch.device("cpu"), torch.float32)}
     if task.gradients:
         save_file({name: gradient.contiguous() for name, gradient in side.gradients().items()}, task.gradients)
