@@ -61,7 +61,10 @@ def test_two_ranks_stopped_and_resumed_equal_one_process_on_all_their_rows(worke
 
     settings = LoopSettings(steps=4, learning_rate=1e-2, bf16=False, ema_decay=0.5, zero_stage=0, accumulation=2)
     alone = train(
-        Pretraining(Backbone.prune(source_folder, 2)), Interleaved(worker.Windows), settings, progress=lambda *_: None
+        Pretraining(Backbone.prune(source_folder, 2)),
+        Interleaved(worker.Windows),
+        settings,
+        progress=lambda *_, **__: None,
     )
     together = torch.load(tmp_path / "weights.pt")
     assert together.keys() == alone.weights.keys()
