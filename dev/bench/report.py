@@ -15,6 +15,7 @@ from dev.bench.machine import Machine
 from dev.bench.measure import Spread
 from dev.bench.pipeline import Pipeline
 from dev.bench.plot import log_log
+from dev.markdown import table
 
 TITLE = """# Performance
 
@@ -258,12 +259,6 @@ def plots(growth: Growth) -> dict[str, str]:
 def spread(value: Spread, digits: int = 0) -> str:
     """Return a median with its range."""
     return f"{value.median:,.{digits}f} ({value.low:,.{digits}f}–{value.high:,.{digits}f})"
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as Markdown; the first is the head."""
-    head, *body = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
 
 
 def summary(row: Row) -> str:

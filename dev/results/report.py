@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dev import markdown
 from dev.results import plots
 from dev.results.finding import Experiment, Finding, Table
 from dev.results.recipe import Recipe
@@ -93,7 +94,7 @@ class Report:
                 rows += [
                     [number, claim.text, claim.paper, str(claim.ours), claim.verdict] for claim in part.finding.claims
                 ]
-        return markdown_table(rows)
+        return markdown.table(rows) + "\n"
 
 
 _HEAD = """\
@@ -108,7 +109,7 @@ bootstrap over prompts: they tell what other prompts would do, and nothing of ot
 saw nearly a million times as much text: a direction can be compared, a figure cannot.
 
 ```
-make results            # what fits 75 minutes on two idle cores, from nothing; a minute from the cache
+make results            # chosen to fit 75 minutes on two idle cores, from nothing; a minute from the cache
 FULL=1 make results     # all cells and three seeds, over hours; goes on where it was stopped
 ```
 
@@ -137,7 +138,7 @@ def _section(part: Part) -> str:
     if part.finding is None:
         return "\n".join([*lines, f"Not measured: {part.lack}.\n"])
     for table in part.finding.tables:
-        lines.append(markdown_table(table.rows))
+        lines.append(markdown.table(table.rows) + "\n")
         if table.note:
             lines.append(table.note + "\n")
     lines += [f"![{plot.y} over {plot.x}]({PICTURES}/{plot.name}.svg)\n" for plot in part.finding.plots]
@@ -145,12 +146,6 @@ def _section(part: Part) -> str:
     if part.finding.missing:
         lines.append(_filled(f"Not in these figures: {', '.join(part.finding.missing)}.") + "\n")
     return "\n".join(lines)
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as a table, the first of them its head."""
-    head, *others = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([head, "|" + "---|" * len(rows[0]), *others]) + "\n"
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from xml.dom import minidom
 
 import pytest
 
+from dev import markdown
 from dev.results import plots
 from dev.results.__main__ import figures, part
 from dev.results.bench import Bench
 from dev.results.experiments import EXPERIMENTS
 from dev.results.finding import Line, Plot, above
 from dev.results.recipe import WHOLE
-from dev.results.report import Report, markdown_table
+from dev.results.report import Report
 from dev.results.schedule import Ended
 from dev.results.specs import Judged, eagle3, osprey
 from dev.results.statistics import Interval
@@ -85,7 +86,7 @@ def test_a_direction_is_decided_by_the_whole_interval():
 
 
 def test_a_table_of_markdown():
-    assert markdown_table([["a", "b"], ["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |\n"
+    assert markdown.table([["a", "b"], ["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |"
 
 
 def test_figures_are_wanted_once():
