@@ -28,8 +28,8 @@ demo: setup ## From nothing to a measured drafter (KEEP=1: leave the cluster up)
 demo-down: ## Take down what KEEP=1 left up
 	@$(VENV)/python -m dev.demo --down
 
-results: setup ## The paper's claims, small: docs/results.md (FULL=1: all cells and three seeds, over hours)
-	@$(VENV)/python -m dev.results $(if $(FULL),--full)
+results: setup ## The paper's claims, small: docs/results.md (FULL=1: all cells and three seeds, over hours; ONLY=1,4)
+	@$(VENV)/python -m dev.results $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
 
 test: setup ## Test everything but the long ones (T=PATHS: a part; N=0: one at a time)
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not long" $(TOGETHER) --durations=15 $(T)

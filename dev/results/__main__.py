@@ -7,8 +7,9 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CalledProcessError
 
@@ -55,6 +56,8 @@ def main(words: Sequence[str]) -> int:
             say(f"{len(plan.cells)} cells; from nothing about {schedule.estimate(plan.cells) / 60:.0f} minutes")
             ended = schedule.run(plan.cells, say)
             ended.failed |= failed
+            if not asked.full:
+                find(experiments, lab, bench, pins)
     except FailedError as error:
         say(str(error))
         return 1
@@ -65,7 +68,7 @@ def main(words: Sequence[str]) -> int:
         parts=[part(experiment, bench) for experiment in experiments],
         recipe=recipe,
         ended=ended,
-        left=[] if asked.full else left(experiments),
+        left=left(experiments, bench),
         machine=machine(),
         seconds=bench.costs(),
     )
@@ -90,12 +93,18 @@ def figures(experiments: Sequence[Experiment], *, full: bool) -> list[Wanted]:
     return list(dict.fromkeys(figure for each in experiments for figure in each.wanted(full=full)))
 
 
-def left(experiments: Sequence[Experiment]) -> list[str]:
-    """Return in words what only a full run measures."""
+def find(experiments: Sequence[Experiment], lab: Lab, bench: Bench, pins: Mapping[Target, ResolveResult]) -> None:
+    """Put on the bench what only a full run measures, as far as one has been before."""
+    more = [figure for figure in figures(experiments, full=True) if figure not in bench and target_of(figure) in pins]
+    schedule.run(Plan.of(more, replace(lab, finds_only=True), bench, pins, TARGETS[0]).cells, lambda _: None)
+
+
+def left(experiments: Sequence[Experiment], bench: Bench) -> list[str]:
+    """Return in words what only a full run measures, and none has."""
     now = set(figures(experiments, full=False))
     lines: list[str] = []
     for experiment in experiments:
-        more = [figure for figure in experiment.wanted(full=True) if figure not in now]
+        more = [figure for figure in experiment.wanted(full=True) if figure not in now and figure not in bench]
         names = dict.fromkeys(name_of(figure) for figure in more)
         if names:
             lines.append(f"experiment {experiment.number}: {', '.join(names)}")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dev.results.specs import Backbone, Drafter, Judged, Served, Target
+from dev.results.specs import Backbone, Drafter, Judged, Served, Target, Wanted
 from osprey_api.stages import BaselineResult, DistilResult, EvaluateResult, Outcome, RegenerateResult
 
 
@@ -48,6 +48,10 @@ class Bench:
     judged: dict[Judged, Sequence[Answer]] = field(default_factory=dict)
     baselines: dict[int, Outcome] = field(default_factory=dict)
     served: dict[Served, BaselineResult | EvaluateResult] = field(default_factory=dict)
+
+    def __contains__(self, wanted: Wanted) -> bool:
+        """Say whether a figure was measured."""
+        return wanted in (self.judged if isinstance(wanted, Judged) else self.served)
 
     def counts(self, wanted: Judged) -> Sequence[Answer]:
         """Return the held-out answers of a drafter.

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from dev.results.bench import Answer, Bench
 from dev.results.budget import Kind, Price
 from dev.results.data import NONE_HELD_OUT, OTHER_LANGUAGES, SETS, TEXT, prompt_source
 from dev.results.lab import ENGINE, FailedError, Lab, artifact, result, write_json
 from dev.results.languages import LANGUAGES
-from dev.results.specs import FOCUS, Backbone, Drafter, Judged, Served, Target, Wanted
+from dev.results.specs import FOCUS, Backbone, Drafter, Judged, Options, Served, Target, Wanted
 from osprey_api.fingerprint import sha256
 from osprey_api.stages import (
     ArtifactRef,
@@ -28,6 +29,7 @@ from osprey_api.stages import (
     EvaluateConfig,
     EvaluateResult,
     InputRole,
+    Optimization,
     PretrainConfig,
     PruneConfig,
     RegenerateConfig,
@@ -44,6 +46,8 @@ CHAIN = 5
 JUDGE = "dev.results.judge"
 JUDGE_VERSION = 1
 """Raise it when the simulation gives other counts for the same inputs."""
+
+Config = TypeVar("Config", PretrainConfig, ConvertConfig, DistilConfig)
 
 
 @dataclass(frozen=True)
@@ -131,11 +135,14 @@ class Plan:
         if backbone.steps == 0:
             return self._add(Cell(name, Price(Kind.PRUNE), lambda: self._prune(name, backbone)))
         pruned, tokens = self._backbone(Backbone(backbone.blocks, 0)), self._tokens()
-        config = PretrainConfig(
-            steps=recipe.stage2_steps(backbone.steps),
-            loss_vocab_size=LOSS_VOCABULARY,
-            freeze_embedding=True,
-            optimization=recipe.pretraining,
+        config = changed(
+            PretrainConfig(
+                steps=recipe.stage2_steps(backbone.steps),
+                loss_vocab_size=LOSS_VOCABULARY,
+                freeze_embedding=True,
+                optimization=recipe.pretraining,
+            ),
+            backbone.options,
         )
 
         def work() -> None:
@@ -177,7 +184,7 @@ class Plan:
                     self.bench.answers[target, each] = found
                 else:
                     missing.append(each)
-            if not missing:
+            if not missing or self.lab.finds_only:  # of the sets that are there, some figures can be had
                 return
             with self.lab.server(name, target.ensure()) as url:
                 for each in missing:
@@ -234,19 +241,26 @@ class Plan:
         needs = [f"answers/{target.name}", self._states(target, drafter.domain)]
         if drafter.backbone:
             needs.append(self._backbone(drafter.backbone))
-        convert = ConvertConfig(
-            target=self.pins[target].model,
-            draft_vocab_size=target.draft_vocabulary,
-            seed=0 if drafter.backbone else drafter.seed,  # only EAGLE-3 begins with random weights
+        of_convert = tuple(option for option in drafter.options if option[0] in ConvertConfig.model_fields)
+        convert = changed(
+            ConvertConfig(
+                target=self.pins[target].model,
+                draft_vocab_size=target.draft_vocabulary,
+                seed=0 if drafter.backbone else drafter.seed,  # only EAGLE-3 begins with random weights
+            ),
+            of_convert,
         )
-        distil = DistilConfig(
-            target=self.pins[target].model,
-            epochs=drafter.epochs,
-            unroll=recipe.unroll,
-            decay=0.8,
-            freeze_embedding=True,
-            teacher="Captured",
-            optimization=recipe.distillation(drafter),
+        distil = changed(
+            DistilConfig(
+                target=self.pins[target].model,
+                epochs=drafter.epochs,
+                unroll=recipe.unroll,
+                decay=0.8,
+                freeze_embedding=True,
+                teacher="Captured",
+                optimization=recipe.distillation(drafter),
+            ),
+            tuple(option for option in drafter.options if option not in of_convert),
         )
 
         def work() -> None:
@@ -403,3 +417,16 @@ class Plan:
 
         needs = (self._drafter(drafter), f"served/{self.source.name}")
         return self._add(Cell(name, Price(Kind.SERVE, len(batches)), work, needs, alone=True))
+
+
+def changed(config: Config, options: Options) -> Config:
+    """Return a config with other values of some fields, its own or its optimization's.
+
+    Raises:
+        pydantic.ValidationError: there is no such field, or it takes no such value.
+    """
+    fields: dict[str, Any] = config.model_dump(by_alias=False)
+    for name, value in options:
+        of = fields["optimization"] if name in Optimization.model_fields and "optimization" in fields else fields
+        of[name] = value
+    return type(config).model_validate(fields)

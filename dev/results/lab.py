@@ -66,10 +66,12 @@ class Lab:
     Attributes:
         root: the folder.
         recipe: sizes.
+        finds_only: what was not made before is not made now.
     """
 
     root: Path
     recipe: Recipe
+    finds_only: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @property
@@ -118,11 +120,13 @@ class Lab:
                 processes.stop(self.group, STOP_SECONDS)
 
     def check_running(self) -> None:
-        """Let no process begin that nobody would end.
+        """Let no process begin that nobody would end, or that is not wanted.
 
         Raises:
-            FailedError: the run is being stopped.
+            FailedError: the run is being stopped, or only finds.
         """
+        if self.finds_only:
+            raise FailedError("it was not made yet")
         if self._stopping.is_set():
             raise FailedError("the run is being stopped")
 
@@ -209,7 +213,7 @@ class Lab:
         """Return this process's variables and those of a cell.
 
         Raises:
-            FailedError: the run is being stopped, and no process may begin.
+            FailedError: no process may begin.
         """
         self.check_running()
         return os.environ | self.environment(name)  # noqa: TID251 - a command's own

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from dev import models, vocabularies
 
+Options = tuple[tuple[str, object], ...]
+"""Fields of a training stage's config, or of its optimization, with values in place of the recipe's."""
 DOMAINS = ("maths", "code", "general")
 """Trained and evaluated."""
 LETTERS = "letters"
@@ -46,15 +48,17 @@ class Backbone:
     Attributes:
         blocks: decoder blocks kept.
         steps: of Stage 2; 0: pruned and no more.
+        options: of Stage 2.
     """
 
     blocks: int = 2
     steps: int = 600
+    options: Options = ()
 
     @property
     def name(self) -> str:
         """For files and tables."""
-        return f"{self.blocks}b-{self.steps}"
+        return f"{self.blocks}b-{self.steps}{_suffix(self.options)}"
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Drafter:
         epochs: passes over the answers.
         slower: the learning rate is divided by it.
         seed: of the order, and of an EAGLE-3 drafter's random weights.
+        options: of Stages 3 and 4.
     """
 
     domain: str
@@ -75,13 +80,22 @@ class Drafter:
     epochs: int = 3
     slower: int = 1
     seed: int = 0
+    options: Options = ()
 
     @property
     def name(self) -> str:
         """For files and tables."""
         body = f"osprey-{self.backbone.name}" if self.backbone else "eagle3"
         slower = f"-lr{self.slower}" if self.slower != 1 else ""
-        return f"{self.target.name}-{self.domain}-{body}-e{self.epochs}{slower}-s{self.seed}"
+        return f"{self.target.name}-{self.domain}-{body}-e{self.epochs}{slower}-s{self.seed}{_suffix(self.options)}"
+
+
+def _suffix(options: Options) -> str:
+    return "".join(f"-{name}={_word(value)}" for name, value in options)
+
+
+def _word(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 @dataclass(frozen=True)

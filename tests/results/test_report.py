@@ -25,7 +25,10 @@ def report(bench, **ended):
 @pytest.mark.parametrize("full", [False, True])
 def test_every_experiment_finds_its_claims_in_what_it_wanted(fill, full):
     for experiment in EXPERIMENTS:
-        finding = experiment.found(fill(experiment.wanted(full=full)))
+        wanted = experiment.wanted(full=full)
+        if not wanted:
+            continue  # a full run's alone
+        finding = experiment.found(fill(wanted))
         assert finding.claims
         assert finding.tables
         assert bool(finding.missing) <= (not full)
@@ -45,7 +48,7 @@ def test_what_is_missing_is_said_and_the_others_are_there(fill, everything):
     text = found.markdown()
     assert "Not measured: not one seed was trained on all domains." in text
     assert json.loads(found.json())["failed"] == {f"drafter/{lost.name}": "no memory"}
-    assert {each.experiment.number for each in found.parts if each.finding} == {2, 3, 4, 5, 6, 7, 8, 9}
+    assert {each.experiment.number for each in found.parts if each.finding} == {2, 3, 4, 5, 6, 7, 8, 9, 10}
 
 
 def test_nothing_measured_is_a_page_too():
