@@ -113,7 +113,7 @@ AROUND = {
     ],
 )
 def test_a_row_of_20_mb_is_read_in_proportional_time_and_memory(source, kind, around):
-    """Measured with 20 MB: at most a second, and 4 times the row's size, or 11 times for many turns and wide characters."""
+    """Of 20 MB: within a second, and 4 times the row's size, or 11 times for many turns and wide characters."""
 
     def read_with(size):
         row = LONG[kind](size)
