@@ -142,15 +142,13 @@ class ShardWriter:
         """Tokens written so far."""
         return sum(shard.tokens for shard in self._shards) + self._filled
 
-    def append(self, documents: Sequence[Sequence[int]]) -> None:
+    def append(self, documents: Sequence[npt.ArrayLike]) -> None:
         """Writes documents, each followed by the separator."""
-        ids: list[int] = []
-        ends = []
-        for document in documents:
-            ids.extend(document)
-            ids.append(self._separator)
-            ends.append(len(ids))
-        flat = np.array(ids, dtype=_TYPES[self._dtype])
+        dtype = _TYPES[self._dtype]
+        separator = np.array([self._separator], dtype)
+        parts = [part for document in documents for part in (np.asarray(document, dtype), separator)]
+        flat = np.concatenate(parts) if parts else separator[:0]
+        ends = np.cumsum([len(part) for part in parts])[1::2]
         at, self._written_of_first = self._written_of_first, 0
         while at < len(flat):
             if self._file is None:
@@ -161,7 +159,7 @@ class ShardWriter:
             at += len(part)
             if self._filled == SHARD_TOKENS:
                 whole = int(np.searchsorted(ends, at, side="right"))
-                self._close_shard(End(self._rows + whole, at - (ends[whole - 1] if whole else 0)))
+                self._close_shard(End(self._rows + whole, at - (int(ends[whole - 1]) if whole else 0)))
         self._rows += len(documents)
 
     def finish(self) -> ShardIndex:

@@ -24,7 +24,7 @@ from osprey_trainer.data.shards import End, ShardWriter, shard_bytes, shard_name
 from osprey_trainer.data.tokenizer import DocumentTokenizer
 
 _BATCH_CHARACTERS = 2_000_000
-"""Enough to keep all cores busy; about 20 MB with its tokens."""
+"""Enough to keep all cores busy."""
 _STOP_EVERY = 10_000
 """Documents that are passed over between two looks at whether to stop."""
 
