@@ -61,7 +61,8 @@ print(peak() - before, len(ids))
 """
 
 
-def test_a_long_text_takes_little_more_memory_than_its_tokens(byte_level, tmp_path):
+@pytest.mark.usefixtures("byte_level")
+def test_a_long_text_takes_little_more_memory_than_its_tokens(tmp_path):
     """In a process of its own: most of it is outside Python's own accounts."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tmp_path), SENTENCE], stdout=subprocess.PIPE, text=True, check=True
