@@ -14,8 +14,8 @@ from dev.bench.growth import Growth, Point
 from dev.bench.machine import Machine
 from dev.bench.measure import Spread
 from dev.bench.pipeline import Pipeline
-from dev.bench.plot import log_log
 from dev.markdown import table
+from dev.plots import Line, Plot, svg
 
 TITLE = """# Performance
 
@@ -23,7 +23,7 @@ What the training core costs, as `make bench-training` measures it. Each section
 """
 _KEYS = {"specforge": "against_specforge"}
 """Of parts in the JSON, where they are called otherwise."""
-PLOTS = {"lengths": "performance-lengths.svg", "vocabularies": "performance-vocabularies.svg"}
+PLOTS = ("performance-lengths", "performance-vocabularies")
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Report:
             text = replaced(text, name, section)
         page.write_text(text)
         if self.growth is not None:
-            for name, plot in plots(self.growth).items():
-                (page.parent / PLOTS[name]).write_text(plot)
+            for plot in plots(self.growth):
+                (page.parent / f"{plot.name}.svg").write_text(svg(plot))
 
     def _sections(self) -> dict[str, str]:
         sections = {}
@@ -177,7 +177,7 @@ vocabulary: of {growth.at_most.vocabulary:,} entries it takes {growth.floats_per
 
 {table([head, *rows([*growth.vocabularies, growth.at_most])])}
 
-![Peak memory over the length]({PLOTS["lengths"]}) ![Peak memory over the vocabulary]({PLOTS["vocabularies"]})
+![Over the length]({PLOTS[0]}.svg) ![Over the vocabulary]({PLOTS[1]}.svg)
 """
 
 
@@ -240,20 +240,21 @@ training stage's log.
 """
 
 
-def plots(growth: Growth) -> dict[str, str]:
-    """Return an SVG by name."""
+def plots(growth: Growth) -> list[Plot]:
+    """Return both pictures."""
 
-    def curves(points: Sequence[Point], size: str) -> dict[str, list[tuple[float, float]]]:
-        return {
-            "peak, MiB": [(getattr(point, size), point.peak_mib.median) for point in points],
-            "one T x V tensor, MiB": [(getattr(point, size), point.logits_mib) for point in points],
-            "step, s": [(getattr(point, size), point.seconds.median) for point in points],
-        }
+    def lines(points: Sequence[Point], size: str) -> list[Line]:
+        return [
+            Line("peak, MiB", [(getattr(point, size), point.peak_mib.median) for point in points]),
+            Line("one T x V tensor, MiB", [(getattr(point, size), point.logits_mib) for point in points]),
+            Line("step, s", [(getattr(point, size), point.seconds.median) for point in points]),
+        ]
 
-    return {
-        "lengths": log_log("Over the length, V = 32k", "T, tokens", "", curves(growth.lengths, "tokens")),
-        "vocabularies": log_log("Over the vocabulary, T = 1k", "V", "", curves(growth.vocabularies, "vocabulary")),
-    }
+    lengths, vocabularies = lines(growth.lengths, "tokens"), lines(growth.vocabularies, "vocabulary")
+    return [
+        Plot(PLOTS[0], "T, tokens (V = 32k)", "MiB, seconds", lengths, logarithmic=True),
+        Plot(PLOTS[1], "V (T = 1k)", "MiB, seconds", vocabularies, logarithmic=True),
+    ]
 
 
 def spread(value: Spread, digits: int = 0) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dev.plots import Plot
 from dev.results.bench import Bench
 from dev.results.specs import Wanted
 from dev.results.statistics import Interval
@@ -15,25 +16,6 @@ class Table:
 
     rows: Sequence[Sequence[str]]
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a plot: points, and their intervals where there are any."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    intervals: Sequence[tuple[float, float]] = ()
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A picture: lines over a number."""
-
-    name: str
-    x: str
-    y: str
-    lines: Sequence[Line]
 
 
 @dataclass(frozen=True)

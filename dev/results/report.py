@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dev import markdown
-from dev.results import plots
+from dev import markdown, plots
 from dev.results.finding import Experiment, Finding, Table
 from dev.results.recipe import Recipe
 from dev.results.schedule import Ended

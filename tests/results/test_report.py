@@ -1,16 +1,14 @@
 """From figures to the page."""
 
 import json
-from xml.dom import minidom
 
 import pytest
 
 from dev import markdown
-from dev.results import plots
 from dev.results.__main__ import figures, part
 from dev.results.bench import Bench
 from dev.results.experiments import EXPERIMENTS
-from dev.results.finding import Line, Plot, above
+from dev.results.finding import above
 from dev.results.recipe import WHOLE
 from dev.results.report import Report
 from dev.results.schedule import Ended
@@ -67,19 +65,6 @@ def test_the_page_and_its_pictures_are_the_same_every_time(fill, everything, tmp
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
         assert f"results/{name}" in first.markdown()
-
-
-def test_a_plot_is_a_small_picture_of_its_points():
-    plot = Plot("p", "drafts & more", "AL", [Line("one", [(2, 1.5), (8, 2.5)], [(1.4, 1.6), (2.4, 2.6)])])
-    text = plots.svg(plot)
-    circles = minidom.parseString(text).getElementsByTagName("circle")  # noqa: S318 - our own
-    assert len(circles) == 2
-    assert float(circles[0].getAttribute("cy")) > float(circles[1].getAttribute("cy"))
-    assert len(text) < 5000
-
-
-def test_a_plot_of_one_point_has_axes():
-    assert "circle" in plots.svg(Plot("p", "x", "y", [Line("one", [(0, 0)])]))
 
 
 def test_a_direction_is_decided_by_the_whole_interval():

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dev.plots import Plot
 from dev.results import statistics
 from dev.results.bench import Bench
 from dev.results.data import PARTS
 from dev.results.experiments.pairs import METHODS, line, values
-from dev.results.finding import Claim, Finding, Plot, Table, number
+from dev.results.finding import Claim, Finding, Table, number
 from dev.results.specs import FOCUS, SMOLLM2, Judged, Wanted
 
 SETS = {**dict(sorted(PARTS.items(), key=lambda item: -item[1])), FOCUS: 1}

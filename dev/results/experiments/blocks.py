@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dev.plots import Line, Plot
 from dev.results import statistics
 from dev.results.bench import Bench
 from dev.results.experiments.pairs import values
-from dev.results.finding import Claim, Finding, Line, Plot, Table, number
+from dev.results.finding import Claim, Finding, Table, number
 from dev.results.specs import FOCUS, Judged, Served, Wanted, eagle3, osprey
 
 BLOCKS = (1, 2, 4)

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dev.plots import Line, Plot
 from dev.results import statistics
 from dev.results.bench import Bench, MissingError
 from dev.results.data import HELD_OUT
 from dev.results.experiments.pairs import EAGLE3, METHODS, OSPREY
-from dev.results.finding import Claim, Finding, Line, Plot, Table, above, number
+from dev.results.finding import Claim, Finding, Table, above, number
 from dev.results.specs import DOMAINS, LETTERS, Drafter, Judged, Wanted, eagle3, osprey
 from dev.results.statistics import Interval, Values
 

@@ -5,10 +5,10 @@ from typing import Protocol
 
 import numpy as np
 
+from dev.plots import Line
 from dev.results import statistics
 from dev.results.bench import Bench
 from dev.results.data import HELD_OUT
-from dev.results.finding import Line
 from dev.results.specs import FOCUS, Drafter, Judged, eagle3, osprey
 from dev.results.statistics import Values
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dev.plots import Line, Plot
 from dev.results import statistics
 from dev.results.bench import Bench, MissingError
 from dev.results.data import SAMPLED
 from dev.results.experiments.pairs import EAGLE3, METHODS, OSPREY, values
-from dev.results.finding import Claim, Finding, Line, Plot, Table, above
+from dev.results.finding import Claim, Finding, Table, above
 from dev.results.specs import FOCUS, Judged, Served, Wanted
 
 DEFAULT = (1, 4, 16)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dev.plots import Line, Plot
 from dev.results import statistics
 from dev.results.bench import Bench
 from dev.results.experiments.pairs import line, values
-from dev.results.finding import Claim, Finding, Line, Plot, Table, above, number
+from dev.results.finding import Claim, Finding, Table, above, number
 from dev.results.specs import DOMAINS, FOCUS, Backbone, Judged, Wanted, eagle3, osprey
 
 USUAL = Backbone().steps
