@@ -12,7 +12,7 @@ from dev.results.specs import DOMAINS, FOCUS, Backbone, Drafter, Judged, Wanted,
 STEPS = 150
 """Of Stage 2 where its options are compared: a quarter of the usual, as experiment 2 has it too."""
 BATCH, WINDOW = 8, 128
-SHORT = osprey(stage2=STEPS)
+SHORT = replace(osprey(stage2=STEPS), epochs=1)
 USUAL = osprey()
 
 
@@ -58,10 +58,10 @@ class OptionsOf:
     number: int = 10
     title: str = "What the options of training are worth"
     setting: str = (
-        f"The drafter of experiment 1 trained on {FOCUS}, with one option of Stage 4 changed; and the one with {STEPS} "
-        "steps of Stage 2, with one option of Stage 2 changed, at equal tokens. Ratios are to the same drafter without "
-        "the change, over the held-out prompts of all domains. The options of Stage 4 that are not here are in "
-        "[training.md](training.md)."
+        f"The drafter of experiment 1 trained on {FOCUS}, with one option of Stage 4 changed; and one with {STEPS} steps "
+        f"of Stage 2 and {SHORT.epochs} epoch of Stage 4, with one option of Stage 2 changed, at equal tokens. Ratios are "
+        "to the same drafter without the change, over the held-out prompts of all domains. The options of Stage 4 that "
+        "are not here are in [training.md](training.md)."
     )
 
     def wanted(self, *, full: bool) -> Sequence[Wanted]:
