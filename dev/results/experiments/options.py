@@ -36,6 +36,7 @@ STAGE_2: Mapping[str, Drafter] = {
     "`sequenceLength: 512`, `globalBatchSize: 2`": _stage2(sequence_length=4 * WINDOW, global_batch_size=BATCH // 4),
     "`lossVocabSize` unset": _stage2(loss_vocab_size=None),
     "`freezeEmbedding: false`": _stage2(freeze_embedding=False),
+    "`precision: BF16`": _stage2(precision="BF16"),
     "`seed: 1`": _stage2(seed=1),
 }
 """By the option: equal tokens in all."""
@@ -58,10 +59,10 @@ class OptionsOf:
     number: int = 10
     title: str = "What the options of training are worth"
     setting: str = (
-        f"The drafter of experiment 1 trained on {FOCUS}, with one option of Stage 4 changed; and one with {STEPS} steps "
-        f"of Stage 2 and {SHORT.epochs} epoch of Stage 4, with one option of Stage 2 changed, at equal tokens. Ratios are "
-        "to the same drafter without the change, over the held-out prompts of all domains. The options of Stage 4 that "
-        "are not here are in [training.md](training.md)."
+        f"The drafter of experiment 1 trained on {FOCUS}, with one option of Stage 4 changed; and one with {STEPS} "
+        f"steps of Stage 2 and {SHORT.epochs} epoch of Stage 4, with one option of Stage 2 changed, at equal tokens. "
+        "Ratios are to the same drafter without the change, over the held-out prompts of all domains. The options of "
+        "Stage 4 that are not here are in [training.md](training.md)."
     )
 
     def wanted(self, *, full: bool) -> Sequence[Wanted]:
