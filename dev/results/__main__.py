@@ -33,12 +33,13 @@ def main(words: Sequence[str]) -> int:
     """Run, and return the exit status: not zero where a cell failed."""
     parser = argparse.ArgumentParser(prog="python -m dev.results", description=__doc__)
     parser.add_argument("--full", action="store_true", help="all cells and seeds")
-    parser.add_argument("--only", default="", help="numbers of experiments, such as 1,4; the page is left alone")
+    parser.add_argument(
+        "--only", type=numbers_of, default=(), help="numbers of experiments, such as 1,4; no page, a file of its own"
+    )
     parser.add_argument("--trial", action="store_true", help="everything tiny, in a folder of its own; no page")
     parser.add_argument("--plan", action="store_true", help="print the cells and what they should take")
     asked = parser.parse_args(words)
-    numbers = {int(each) for each in asked.only.split(",") if each}
-    experiments = [each for each in EXPERIMENTS if not numbers or each.number in numbers]
+    experiments = [each for each in EXPERIMENTS if not asked.only or each.number in asked.only]
     recipe = TRIAL if asked.trial else WHOLE
     lab = Lab(cache_home() / ("results-trial" if asked.trial else "results"), recipe)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by either signal, as by Ctrl-C
@@ -72,10 +73,10 @@ def main(words: Sequence[str]) -> int:
         machine=machine(),
         seconds=bench.costs(),
     )
-    where = REPORT.with_stem("results-trial" if asked.trial else "results")
+    where = REPORT.with_stem("results-trial" if asked.trial else "results-only" if asked.only else "results")
     where.parent.mkdir(parents=True, exist_ok=True)
     where.write_text(report.json(), encoding="utf-8")
-    if not asked.trial and not numbers:
+    if not asked.trial and not asked.only:
         PAGE.write_text(report.markdown(), encoding="utf-8")
         report.write_pictures(PAGE.parent / PICTURES)
     sys.stdout.write(report.markdown())
@@ -86,6 +87,19 @@ def main(words: Sequence[str]) -> int:
     for name, lost in ended.skipped.items():
         say(f"skipped {name}, which needs {lost}")
     return 1 if ended.failed else 0
+
+
+def numbers_of(words: str) -> tuple[int, ...]:
+    """Read numbers of experiments.
+
+    Raises:
+        argparse.ArgumentTypeError: there is none of such a number.
+    """
+    known = {str(each.number): each.number for each in EXPERIMENTS}
+    wanted = words.split(",")
+    if unknown := [each for each in wanted if each not in known]:
+        raise argparse.ArgumentTypeError(f"no experiment {', '.join(unknown)!r}: write some of {','.join(known)}")
+    return tuple(known[each] for each in wanted)
 
 
 def figures(experiments: Sequence[Experiment], *, full: bool) -> list[Wanted]:

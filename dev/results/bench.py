@@ -108,7 +108,7 @@ class Bench:
         return found.result
 
     def seconds(self, drafter: Drafter) -> float:
-        """Return what a distillation took, with one thread.
+        """Return what a distillation took, with one thread, over all its attempts; not a number: nobody knows.
 
         Raises:
             MissingError: it was not trained.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from dev.results.bench import Answer, Bench
 from dev.results.budget import Kind, Price
-from dev.results.data import NONE_HELD_OUT, OTHER_LANGUAGES, SETS, TEXT, prompt_source
+from dev.results.data import HELD_OUT, NONE_HELD_OUT, OTHER_LANGUAGES, SETS, TEXT, prompt_source
 from dev.results.lab import ENGINE, FailedError, Lab, artifact, result, write_json
 from dev.results.languages import LANGUAGES
 from dev.results.specs import FOCUS, Backbone, Drafter, Judged, Options, Served, Target, Wanted
@@ -30,6 +30,7 @@ from osprey_api.stages import (
     EvaluateResult,
     InputRole,
     Optimization,
+    Outcome,
     PretrainConfig,
     PruneConfig,
     RegenerateConfig,
@@ -75,6 +76,7 @@ class Plan:
 
     Attributes:
         pins: what resolve found, by target.
+        unanswered: why a set of answers is not there.
     """
 
     lab: Lab
@@ -82,6 +84,7 @@ class Plan:
     pins: Mapping[Target, ResolveResult]
     source: Target
     cells: dict[str, Cell] = field(default_factory=dict)
+    unanswered: dict[tuple[Target, str], str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -95,25 +98,23 @@ class Plan:
         """
         plan = cls(lab, bench, pins, source)
         figures = list(dict.fromkeys(wanted))
-        judged: dict[Drafter, list[Judged]] = {}
+        judged: dict[tuple[Drafter, str], list[Judged]] = {}
         batches: dict[Drafter | None, list[int]] = {}
         for figure in figures:
             if isinstance(figure, Judged):
-                judged.setdefault(figure.drafter, []).append(figure)
+                judged.setdefault((figure.drafter, figure.answers), []).append(figure)
             else:
                 batches.setdefault(figure.drafter, []).append(figure.batch)
         sets: dict[Target, dict[str, None]] = {}
-        for drafter, wished in judged.items():
-            sets.setdefault(drafter.target, {}).update(
-                dict.fromkeys([drafter.domain, *(figure.answers for figure in wished)])
-            )
+        for drafter, answers in judged:
+            sets.setdefault(drafter.target, {}).update({drafter.domain: None, answers: None})
         for served in batches:
             if served:
                 sets.setdefault(served.target, {})[served.domain] = None
         for target, names in sets.items():
             plan._answers(target, [name for name in SETS if name in names])
-        for drafter, wished in judged.items():
-            plan._judge(drafter, wished)
+        for (drafter, answers), wished in judged.items():
+            plan._judge(drafter, answers, wished)
         if batches:
             plan._serve_alone(sorted({batch for loads in batches.values() for batch in loads}))
             for served, loads in batches.items():
@@ -188,7 +189,10 @@ class Plan:
                 return
             with self.lab.server(name, target.ensure()) as url:
                 for each in missing:
-                    self.bench.answers[target, each] = self.lab.run(f"{name}/{each}", configs[each], {}, server=url)
+                    try:
+                        self.bench.answers[target, each] = self.lab.run(f"{name}/{each}", configs[each], {}, server=url)
+                    except FailedError as error:
+                        self.unanswered[target, each] = str(error)  # what needs this set fails, and nothing else
 
         prompts = sum(self._prompts(target, each) for each in sets)
         price = Price(Kind.ANSWER, prompts * self.lab.recipe.answer_tokens, of=target.name)
@@ -209,6 +213,17 @@ class Plan:
             engine=ENGINE,
         )
 
+    def _answered(self, target: Target, answers: str) -> ArtifactRef:
+        """Return a set of answers.
+
+        Raises:
+            FailedError: it was not made.
+        """
+        if (target, answers) not in self.bench.answers:
+            why = self.unanswered.get((target, answers), "they were not made yet")
+            raise FailedError(f"answers of {target.name}, {answers}: {why}")
+        return artifact(self.bench.answers[target, answers])
+
     def _prompts(self, target: Target, answers: str) -> int:
         """Return how many prompts a set has."""
         if answers == OTHER_LANGUAGES:
@@ -225,7 +240,7 @@ class Plan:
         config = CaptureConfig(target=self.pins[target].model, sequence_length=recipe.sequence_length, precision="FP32")
 
         def work() -> None:
-            inputs = {InputRole.ANSWERS: artifact(self.bench.answers[target, answers])}
+            inputs = {InputRole.ANSWERS: self._answered(target, answers)}
             self.bench.states[target, answers] = self.lab.run(name, config, inputs)
 
         price = Price(Kind.CAPTURE, self._prompts(target, answers) * recipe.answer_tokens, of=target.name)
@@ -264,7 +279,7 @@ class Plan:
         )
 
         def work() -> None:
-            answers = {InputRole.ANSWERS: artifact(self.bench.answers[target, drafter.domain])}
+            answers = {InputRole.ANSWERS: self._answered(target, drafter.domain)}
             body = {InputRole.BACKBONE: artifact(self.bench.backbones[drafter.backbone])} if drafter.backbone else {}
             initial = artifact(self.lab.run(name, convert, answers | body))
             states = artifact(self.bench.states[target, drafter.domain])
@@ -275,24 +290,43 @@ class Plan:
         blocks = drafter.backbone.blocks if drafter.backbone else 0
         return self._add(Cell(name, Price(Kind.DISTIL, tokens, blocks, target.name), work, tuple(needs)))
 
-    def _judge(self, drafter: Drafter, figures: list[Judged]) -> str:
-        name = f"judged/{drafter.name}"
+    def _judge(self, drafter: Drafter, answers: str, figures: list[Judged]) -> str:
+        name = f"judged/{drafter.name}" + (f"/{answers}" if answers != HELD_OUT else "")
 
         def work() -> None:
             made = artifact(self.bench.drafters[drafter])
             kept = {figure: self._kept(figure, made) for figure in figures}
-            missing = [figure for figure, path in kept.items() if not path.exists()]
-            if missing:
-                with self.lab.files(name, made) as folder:
-                    self._judged(name, drafter, folder, missing, kept)
-            for figure, path in kept.items():
-                counts = json.loads(path.read_text(encoding="utf-8"))
-                self.bench.judged[figure] = [Answer(**each) for each in counts["answers"]]
+            missing = [figure for figure, path in kept.items() if not self._read(figure, path)]
+            if not missing:
+                return
+            self.lab.check_running()
+            with self.lab.files(name, made) as folder:
+                counts = self._judged(name, drafter, answers, folder, [figure.chain for figure in missing])
+            for figure in missing:
+                write_json(
+                    kept[figure],
+                    {
+                        "drafter": drafter.name,
+                        "set": answers,
+                        "chain": figure.chain,
+                        "answers": counts[str(figure.chain)],
+                    },
+                )
+                self._read(figure, kept[figure])
 
         steps = sum(figure.chain for figure in figures)
-        states = dict.fromkeys(self._states(drafter.target, figure.answers) for figure in figures)
         price = Price(Kind.JUDGE, steps, of=drafter.target.name)
-        return self._add(Cell(name, price, work, (self._drafter(drafter), *states)))
+        needs = (self._drafter(drafter), self._states(drafter.target, answers))
+        return self._add(Cell(name, price, work, needs))
+
+    def _read(self, figure: Judged, path: Path) -> bool:
+        """Put counts on the bench; False where there are none, or what is there was not written whole."""
+        try:
+            counts = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return False
+        self.bench.judged[figure] = [Answer(**each) for each in counts["answers"]]
+        return True
 
     def _kept(self, figure: Judged, made: ArtifactRef) -> Path:
         target = figure.drafter.target
@@ -302,30 +336,23 @@ class Plan:
                 {
                     "version": JUDGE_VERSION,
                     "drafter": made.digest,
-                    "answers": artifact(self.bench.answers[target, figure.answers]).digest,
+                    "answers": self._answered(target, figure.answers).digest,
                     "states": artifact(self.bench.states[target, figure.answers]).digest,
                     "chain": figure.chain,
                 }
             ),
         )
 
-    def _judged(
-        self, name: str, drafter: Drafter, folder: Path, missing: list[Judged], kept: Mapping[Judged, Path]
-    ) -> None:
-        """Run the simulation, in a process of its own."""
+    def _judged(self, name: str, drafter: Drafter, answers: str, folder: Path, chains: list[int]) -> dict[str, Any]:
+        """Run the simulation, in a process of its own: counts by length of the chain."""
         target = drafter.target
         task = {
             "drafter": str(folder),
             "storage": self.lab.storage.model_dump(mode="json"),
             "sequence_length": self.lab.recipe.sequence_length,
-            "sets": {
-                each: {
-                    "answers": str(self.lab.copied(artifact(self.bench.answers[target, each]))),
-                    "states": artifact(self.bench.states[target, each]).model_dump(mode="json"),
-                    "chains": [figure.chain for figure in missing if figure.answers == each],
-                }
-                for each in dict.fromkeys(figure.answers for figure in missing)
-            },
+            "answers": str(self.lab.copied(self._answered(target, answers))),
+            "states": artifact(self.bench.states[target, answers]).model_dump(mode="json"),
+            "chains": chains,
         }
         log = self.lab.scratch(name) / "log"
         with log.open("w") as errors:
@@ -340,17 +367,8 @@ class Plan:
             )
         if done.returncode:
             raise FailedError(f"the simulation failed ({done.returncode}), see {log}")
-        counts = json.loads(done.stdout)
-        for figure in missing:
-            write_json(
-                kept[figure],
-                {
-                    "drafter": figure.drafter.name,
-                    "set": figure.answers,
-                    "chain": figure.chain,
-                    "answers": counts[figure.answers][str(figure.chain)],
-                },
-            )
+        counts: dict[str, Any] = json.loads(done.stdout)
+        return counts
 
     # --------------------------------------------------------------------------------------- servers
 
@@ -372,16 +390,21 @@ class Plan:
         configs = {batch: BaselineConfig.model_validate(self._serving(self.source, batch)) for batch in batches}
 
         def work() -> None:
-            found = {batch: self.lab.found(config, {}) for batch, config in configs.items()}
-            missing = [batch for batch, outcome in found.items() if outcome is None]
+            def put(batch: int, outcome: Outcome) -> None:
+                self.bench.baselines[batch] = outcome
+                self.bench.served[Served(None, batch)] = result(outcome, BaselineResult)
+
+            missing = []
+            for batch, config in configs.items():
+                found = self.lab.found(config, {})
+                if found:
+                    put(batch, found)
+                else:
+                    missing.append(batch)
             if missing:
                 with self.lab.server(name, self.source.ensure(), threads=2) as url:
                     for batch in missing:
-                        found[batch] = self.lab.run(f"{name}/{batch}", configs[batch], {}, server=url)
-            for batch, outcome in found.items():
-                if outcome:
-                    self.bench.baselines[batch] = outcome
-                    self.bench.served[Served(None, batch)] = result(outcome, BaselineResult)
+                        put(batch, self.lab.run(f"{name}/{batch}", configs[batch], {}, server=url))
 
         return self._add(Cell(name, Price(Kind.SERVE, len(batches)), work, alone=True))
 
@@ -398,22 +421,29 @@ class Plan:
 
         def work() -> None:
             made = artifact(self.bench.drafters[drafter])
-            inputs = {
-                batch: {InputRole.DRAFTER: made, InputRole.BASELINE: artifact(self.bench.baselines[batch])}
-                for batch in batches
-            }
-            found = {batch: self.lab.found(config, inputs[batch]) for batch, config in configs.items()}
-            missing = [batch for batch, outcome in found.items() if outcome is None]
-            if missing:
-                with (
-                    self.lab.files(name, made) as folder,
-                    self.lab.server(name, target.ensure(), drafter=folder, chain=CHAIN, threads=2) as url,
-                ):
-                    for batch in missing:
-                        found[batch] = self.lab.run(f"{name}/{batch}", configs[batch], inputs[batch], server=url)
-            for batch, outcome in found.items():
-                if outcome:
-                    self.bench.served[Served(drafter, batch)] = result(outcome, EvaluateResult)
+
+            def inputs(batch: int) -> dict[InputRole, ArtifactRef]:
+                return {InputRole.DRAFTER: made, InputRole.BASELINE: artifact(self.bench.baselines[batch])}
+
+            def put(batch: int, outcome: Outcome) -> None:
+                self.bench.served[Served(drafter, batch)] = result(outcome, EvaluateResult)
+
+            missing = []
+            for batch, config in configs.items():
+                found = self.lab.found(config, inputs(batch))
+                if found:
+                    put(batch, found)
+                else:
+                    missing.append(batch)
+            if not missing:
+                return
+            self.lab.check_running()
+            with (
+                self.lab.files(name, made) as folder,
+                self.lab.server(name, target.ensure(), drafter=folder, chain=CHAIN, threads=2) as url,
+            ):
+                for batch in missing:
+                    put(batch, self.lab.run(f"{name}/{batch}", configs[batch], inputs(batch), server=url))
 
         needs = (self._drafter(drafter), f"served/{self.source.name}")
         return self._add(Cell(name, Price(Kind.SERVE, len(batches)), work, needs, alone=True))

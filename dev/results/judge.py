@@ -60,16 +60,13 @@ def main() -> None:
     task: Mapping[str, Any] = json.load(sys.stdin)
     drafter = Drafter.load(Path(task["drafter"])).eval()
     storage = StorageLocation.model_validate(task["storage"])
-    counts = {
-        name: judge(
-            drafter,
-            Path(wanted["answers"]),
-            RemoteArtifact(storage, ArtifactRef.model_validate(wanted["states"])),
-            wanted["chains"],
-            sequence_length=task["sequence_length"],
-        )
-        for name, wanted in task["sets"].items()
-    }
+    counts = judge(
+        drafter,
+        Path(task["answers"]),
+        RemoteArtifact(storage, ArtifactRef.model_validate(task["states"])),
+        task["chains"],
+        sequence_length=task["sequence_length"],
+    )
     json.dump(counts, sys.stdout)
 
 

@@ -9,9 +9,10 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -57,6 +58,19 @@ _COPYING = threading.Lock()
 
 class FailedError(RuntimeError):
     """A cell failed; the message names its log."""
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """Attempts of a stage before the one that ended well.
+
+    Attributes:
+        seconds: of all of them; not a number where one was killed.
+        open: an attempt has begun and not ended.
+    """
+
+    seconds: float = 0.0
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +167,7 @@ class Lab:
         return Outcome(
             artifact=ArtifactRef(uri=task.prefix, digest=made.digest),
             result=made.result_of(),
-            seconds=made.seconds,
+            seconds=made.seconds + self._earlier(task.fingerprint).seconds,
             peak_memory_bytes=made.peak_memory_bytes,
             reused=True,
         )
@@ -173,14 +187,29 @@ class Lab:
     ) -> Outcome:
         self.check_running()
         scratch = self.scratch(f"{name}/{config.stage}")
+        task = self.task(name, config, inputs)
+        earlier = self._earlier(task.fingerprint)
+        if earlier.open:
+            earlier = _Earlier(seconds=float("nan"))  # it was killed, and nobody knows when
+        self._note(task.fingerprint, replace(earlier, open=True))
+        began = time.monotonic()
         try:
-            outcome = stages.run(self.task(name, config, inputs), scratch, self.environment(name), server=server)
+            outcome = stages.run(task, scratch, self.environment(name), server=server)
         except SystemExit as error:
+            self._note(task.fingerprint, _Earlier(earlier.seconds + time.monotonic() - began))
             raise FailedError(str(error)) from error
+        self._note(task.fingerprint, earlier)
         for each in scratch.iterdir():
             if each.is_dir():  # what was fetched; the log stays
                 shutil.rmtree(each)
-        return outcome
+        return outcome.model_copy(update={"seconds": outcome.seconds + earlier.seconds})
+
+    def _earlier(self, fingerprint: str) -> "_Earlier":
+        path = self.kept("attempts", fingerprint)
+        return _Earlier(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else _Earlier()
+
+    def _note(self, fingerprint: str, earlier: "_Earlier") -> None:
+        write_json(self.kept("attempts", fingerprint), asdict(earlier))
 
     def scratch(self, name: str) -> Path:
         """Return a folder of a cell's own."""
@@ -266,5 +295,8 @@ def write_json(path: Path, value: object) -> None:
     """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     part.replace(path)

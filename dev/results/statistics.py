@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dev.results.bench import Answer
+from dev.results.bench import Answer, MissingError
 
 SAMPLES = 10_000
 Values = npt.NDArray[np.float64]
@@ -66,7 +66,8 @@ def _interval(columns: Sequence[Values], figure: Callable[[Values], Values]) -> 
     """Resample prompts; one that any column lacks is left out of all.
 
     Raises:
-        ValueError: the columns are of different prompts, or none is left.
+        ValueError: the columns are of different prompts.
+        MissingError: none is left.
     """
     if len({len(column) for column in columns}) != 1:
         raise ValueError("not the same prompts: their acceptance lengths cannot be compared")
@@ -74,7 +75,7 @@ def _interval(columns: Sequence[Values], figure: Callable[[Values], Values]) -> 
     table = table[:, ~np.isnan(table).any(0)]
     count = table.shape[1]
     if not count:
-        raise ValueError("no prompt has a verify step in all runs")
+        raise MissingError("no prompt has a verify step in all runs")
     drawn = np.random.default_rng(0).integers(count, size=(SAMPLES, count))
     low, high = np.quantile(figure(table[:, drawn].mean(-1)), (0.025, 0.975))
     return Interval(float(figure(table.mean(-1))), float(low), float(high), count)

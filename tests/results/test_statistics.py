@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dev.results import statistics
-from dev.results.bench import Answer
+from dev.results.bench import Answer, MissingError
 
 
 def run(*steps, tokens=96):
@@ -45,5 +45,5 @@ def test_the_interval_pairs_prompts_and_is_the_same_every_time():
 def test_other_prompts_are_refused():
     with pytest.raises(ValueError, match="not the same prompts"):
         statistics.ratio(np.ones(3), np.ones(4))
-    with pytest.raises(ValueError, match="no prompt"):
+    with pytest.raises(MissingError, match="no prompt"):
         statistics.mean(np.array([math.nan]))
