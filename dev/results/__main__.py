@@ -69,7 +69,7 @@ def main(words: Sequence[str]) -> int:
         parts=[part(experiment, bench) for experiment in experiments],
         recipe=recipe,
         ended=ended,
-        left=left(experiments, bench),
+        left=[] if asked.full else left(experiments, bench),
         machine=machine(),
         seconds=bench.costs(),
     )

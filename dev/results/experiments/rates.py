@@ -66,8 +66,8 @@ class Rates:
         return Finding(
             claims=[
                 Claim("EAGLE-3 loses more than Osprey", "0.96 more (1.07 against 0.11)", more, above(more, 0)),
-                Claim("Osprey loses", "0.11", lost["Osprey"], None),
-                Claim("EAGLE-3 loses", "1.07", lost["EAGLE-3"], None),
+                Claim("Osprey loses", "0.11", lost["Osprey"], above(lost["Osprey"], 0)),
+                Claim("EAGLE-3 loses", "1.07", lost["EAGLE-3"], above(lost["EAGLE-3"], 0)),
             ],
             tables=[Table(rows)],
             why=(

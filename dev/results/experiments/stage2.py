@@ -7,8 +7,8 @@ from dev.plots import Line, Plot
 from dev.results import statistics
 from dev.results.bench import Bench
 from dev.results.experiments.pairs import line, values
-from dev.results.finding import Claim, Finding, Table, above, number
-from dev.results.specs import DOMAINS, FOCUS, Backbone, Judged, Wanted, eagle3, osprey
+from dev.results.finding import Claim, Finding, Table, above, number, whole
+from dev.results.specs import DOMAINS, FOCUS, LETTERS, Backbone, Judged, Wanted, eagle3, osprey
 
 USUAL = Backbone().steps
 DEFAULT = (0, 150, USUAL)
@@ -39,14 +39,14 @@ class Stage2:
         there = [steps for steps in FULL if Judged(osprey(stage2=steps)) in bench.judged]
         table = {steps: values(bench, [osprey(stage2=steps)]) for steps in there}
         reference = values(bench, [eagle3()])
-        rows = [["steps of Stage 2", "seconds", "all", *DOMAINS, "over EAGLE-3"]]
+        rows = [["steps of Stage 2", "seconds", "all", *DOMAINS, LETTERS, "over EAGLE-3"]]
         for steps, each in table.items():
             seconds = bench.backbones[Backbone(steps=steps)].seconds if steps else 0.0
-            parts = (values(bench, [osprey(stage2=steps)], domains=[domain]) for domain in DOMAINS)
+            parts = (values(bench, [osprey(stage2=steps)], domains=[domain]) for domain in (*DOMAINS, LETTERS))
             rows.append(
                 [
                     str(steps),
-                    f"{seconds:.0f}",
+                    whole(seconds),
                     number(statistics.mean(each).value),
                     *(number(statistics.mean(part).value) for part in parts),
                     str(statistics.ratio(each, reference)),
@@ -65,7 +65,7 @@ class Stage2:
                     "without Stage 2, over EAGLE-3",
                     "not in our notes of the paper",
                     statistics.ratio(without, reference),
-                    None,
+                    directed=False,
                 ),
             ],
             tables=[Table(rows)],
