@@ -42,7 +42,7 @@ class StageName(StrEnum):
 
 
 CODE_VERSION: dict[StageName, int] = dict.fromkeys(StageName, 1) | {
-    StageName.TOKENIZE: 2,
+    StageName.TOKENIZE: 3,
     StageName.PRETRAIN: 2,
     StageName.REGENERATE: 2,
     StageName.BASELINE: 2,

@@ -114,3 +114,9 @@ def test_an_unusable_index_is_refused(tmp_path, content):
         (tmp_path / "index.json").write_text(content)
     with pytest.raises(StageError, match=r"index\.json"):
         ShardIndex.read(tmp_path)
+
+
+def test_an_id_beyond_the_vocabulary_is_refused(tmp_path):
+    writer = ShardWriter(tmp_path, vocab_size=100, document_separator_id=0)
+    with pytest.raises(OverflowError, match="token 70000 is not of a vocabulary of 100"):
+        writer.append([[1, 70_000]])

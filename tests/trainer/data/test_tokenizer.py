@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from osprey_trainer.data import tokenizer as module
@@ -24,15 +24,42 @@ SENTENCE = "An owl\u2019s wing, 12 of  them:\n\n\tif owl:\n    fly(h\u00f6her) \
 
 
 @pytest.fixture
-def byte_level(tmp_path):
-    """A byte-level BPE, trained on a sentence."""
-    words = Tokenizer(models.BPE())
-    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    words.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    words.train_from_iterator([SENTENCE * 3], trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=alphabet))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(tmp_path)
-    return DocumentTokenizer.load(tmp_path)
+def trained(tmp_path):
+    """A BPE of one of the usual forms, trained on a sentence."""
+
+    def of(form):
+        words = Tokenizer(models.BPE(byte_fallback=form != "bytes"))
+        if form == "bytes":  # GPT-2, Llama 3, Qwen, SmolLM2
+            words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            words.decoder = decoders.ByteLevel()
+        elif form == "marked begin":  # Llama 2, Mistral
+            words.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+        elif form == "spaces":  # Gemma
+            words.normalizer = normalizers.Replace(" ", "\u2581")
+            words.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+        alphabet = pre_tokenizers.ByteLevel.alphabet() if form == "bytes" else [*sorted(set(SENTENCE))]
+        trainer = trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False)
+        words.train_from_iterator([SENTENCE * 3], trainer)
+        PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(tmp_path)
+        return DocumentTokenizer.load(tmp_path)
+
+    return of
+
+
+@pytest.fixture
+def byte_level(trained):
+    return trained("bytes")
+
+
+@pytest.mark.parametrize(("form", "cuts"), [("bytes", True), ("spaces", True), ("marked begin", False)])
+def test_a_tokenizer_whose_pieces_would_differ_is_given_texts_as_a_whole(trained, monkeypatch, form, cuts):
+    tokenizer = trained(form)
+    assert tokenizer.cuts is cuts
+    text = SENTENCE * 40
+    expected = tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
+    monkeypatch.setattr(module, "_PIECE_CHARACTERS", 200)
+    (found,) = tokenizer.encode([text])
+    assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("characters", [40, 200, 1000])

@@ -6,9 +6,8 @@ import pytest
 
 from osprey_api.rows import DropReason
 from osprey_api.stages import DataToResolve, Pinned
-from osprey_trainer.data import shards
+from osprey_trainer.data import shards, tokenizer
 from osprey_trainer.data.tokenizer import DocumentTokenizer
-from osprey_trainer.stages import tokenize
 
 ODD = {21: "{", 22: '{"text": ""}', 23: '{"text": "half \\ud800"}'}
 
@@ -47,7 +46,7 @@ def test_a_single_odd_row_of_few_is_too_many_unless_it_is_allowed(machine, claim
 
 def test_tokenizing_goes_on_behind_the_last_full_shard_to_the_same_bytes(machine_of, tmp_path, text, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
-    monkeypatch.setattr(tokenize, "_BATCH_CHARACTERS", 60)
+    monkeypatch.setattr(tokenizer, "GROUP_CHARACTERS", 60)
     encode, encoded, killed_at = DocumentTokenizer.encode, [], set()
 
     def counted(self, texts):

@@ -6,7 +6,9 @@ torch's fake tensors, and what autograd saves is added up. In practice more is n
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -66,24 +68,31 @@ def drafter_bytes(config: DraftConfig, *, trains_embedding: bool, zero_stage: in
 
 
 def unroll_bytes(
-    config: DraftConfig, *, dialogues: int, tokens: int, rows: int, steps: int, bf16: bool, device: torch.device = _CPU
+    config: DraftConfig,
+    *,
+    tokens: Sequence[int],
+    rows: Sequence[int],
+    steps: int,
+    bf16: bool,
+    device: torch.device = _CPU,
 ) -> int:
     """What one unroll keeps for its backward pass, its weights not counted.
 
     Args:
         config: of the drafter.
-        dialogues: of the batch.
-        tokens: of the longest one, prompt and answer.
-        rows: supervised ones of a dialogue.
+        tokens: of each dialogue of the batch, prompt and answer.
+        rows: supervised ones of each dialogue.
         steps: K.
         bf16: matrix products are in bfloat16.
         device: of a kind whose kernels and autocast keep what they keep; nothing is allocated there.
     """
     with FakeTensorMode(), device, torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         drafter = Drafter(config)
-        batch = _batch(config, (tokens,) * dialogues, torch.bfloat16 if bf16 else torch.float32)
+        batch = _batch(config, tuple(tokens), torch.bfloat16 if bf16 else torch.float32)
         # The last token of a dialogue has no row: nothing follows it.
-        asked = [(index + 1) * tokens - 1 - rows + row for index in range(dialogues) for row in range(rows)]
+        asked = [
+            end - 1 - count + row for end, count in zip(accumulate(tokens), rows, strict=True) for row in range(count)
+        ]
         weights = {_storage(tensor) for tensor in (*drafter.parameters(), *drafter.buffers())}
         kept: dict[int, int] = {}
         alive: list[Tensor] = []  # a storage that is freed would give its number to another one
@@ -154,7 +163,7 @@ def check(need: Need, *, tokens: int, available: int) -> None:
 
     Args:
         need: of the longest dialogues.
-        tokens: of each of them, prompt and answer together.
+        tokens: of the longest of them, prompt and answer together.
         available: bytes of the device.
 
     Raises:

@@ -197,6 +197,6 @@ class Pretraining(Objective[WindowBatch]):
         return labels
 
     def summarise(self, totals: Tensor) -> dict[str, float]:
-        """-> `accuracy` and `cross_entropy`, nats a token."""
+        """-> `accuracy` and `cross_entropy`, nats a token; nothing where no token was predicted."""
         total, correct, rows = totals.tolist()
-        return {"cross_entropy": total / rows, "accuracy": correct / rows}
+        return {"cross_entropy": total / rows, "accuracy": correct / rows} if rows else {}

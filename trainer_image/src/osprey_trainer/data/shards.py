@@ -143,18 +143,24 @@ class ShardWriter:
         return sum(shard.tokens for shard in self._shards) + self._filled
 
     def append(self, documents: Sequence[npt.ArrayLike]) -> None:
-        """Writes documents, each followed by the separator."""
+        """Writes documents, each followed by the separator.
+
+        Raises:
+            OverflowError: an id is none of the vocabulary.
+        """
         dtype = _TYPES[self._dtype]
-        separator = np.array([self._separator], dtype)
-        parts = [part for document in documents for part in (np.asarray(document, dtype), separator)]
+        separator = np.array([self._separator], np.uint32)
+        parts = [part for document in documents for part in (np.asarray(document, np.uint32), separator)]
         flat = np.concatenate(parts) if parts else separator[:0]
+        if len(flat) and flat.max() >= self._vocab_size:
+            raise OverflowError(f"token {flat.max()} is not of a vocabulary of {self._vocab_size}")
         ends = np.cumsum([len(part) for part in parts])[1::2]
         at, self._written_of_first = self._written_of_first, 0
         while at < len(flat):
             if self._file is None:
                 self._file = (self._folder / shard_names(len(self._shards))[0]).open("wb")
             part = flat[at : at + SHARD_TOKENS - self._filled]
-            self._file.write(part.tobytes())
+            self._file.write(part.astype(dtype).tobytes())
             self._filled += len(part)
             at += len(part)
             if self._filled == SHARD_TOKENS:

@@ -8,6 +8,7 @@ A dialogue longer than `sequence_length` loses the end of its answer; one whose 
 token is dropped. Both are counted, in the log and in `training.json`.
 """
 
+import heapq
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -208,24 +209,24 @@ def _count_memory(
         world_size=ctx.world_size,
     )
 
-    def unrolled(dialogue: Dialogue) -> int:
+    def unrolled(batch: Sequence[Dialogue]) -> int:
         return memory.unroll_bytes(
             drafter.config,
-            dialogues=together,
-            tokens=len(dialogue),
-            rows=len(dialogue.answer_ids) - 1,
+            tokens=[len(dialogue) for dialogue in batch],
+            rows=[len(dialogue.answer_ids) - 1 for dialogue in batch],
             steps=config.unroll,
             bf16=config.optimization.precision == "BF16",
             device=device,
         )
 
-    # Prompts are run once, and answers once for each step.
-    candidates = {max(dialogues, key=len), max(dialogues, key=lambda one: len(one.answer_ids))}
-    needed, worst = max(((unrolled(one), one) for one in candidates), key=lambda pair: pair[0])
+    # Prompts are run once, and answers once for each step. A batch may well hold all of the longest.
+    sizes = (len, lambda one: len(one.answer_ids))
+    candidates = [heapq.nlargest(together, dialogues, key=size) for size in sizes]
+    needed, worst = max(((unrolled(batch), batch) for batch in candidates), key=lambda pair: pair[0])
     sharing = 1 if device.type == "cuda" else execution.processes_per_node
     memory.check(
         memory.Need(target, of_drafter, needed),
-        tokens=len(worst),
+        tokens=max(map(len, worst)),
         available=memory.device_bytes(device) // sharing,
     )
 

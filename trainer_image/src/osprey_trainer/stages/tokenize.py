@@ -21,10 +21,8 @@ from osprey_runtime.context import StageContext, stopped
 from osprey_runtime.data import Ledger, documents, ledger
 from osprey_runtime.parts import Parts
 from osprey_trainer.data.shards import End, ShardWriter, shard_bytes, shard_names
-from osprey_trainer.data.tokenizer import DocumentTokenizer
+from osprey_trainer.data.tokenizer import DocumentTokenizer, grouped
 
-_BATCH_CHARACTERS = 2_000_000
-"""Enough to keep all cores busy."""
 _STOP_EVERY = 10_000
 """Documents that are passed over between two looks at whether to stop."""
 
@@ -58,7 +56,7 @@ def run(ctx: StageContext) -> TokenizeResult:
     done, before = begin.documents, writer.tokens
     began = time.monotonic()
     with closing(writer):
-        for batch in _ahead(_batches(texts)):
+        for batch in _ahead(grouped(texts)):
             if ctx.stop.is_set():
                 raise stopped()
             writer.append(tokenizer.encode(batch))
@@ -92,19 +90,6 @@ def _after(count: int, texts: Iterator[str], stop: threading.Event) -> Iterator[
             yield text
         elif number % _STOP_EVERY == 0 and stop.is_set():
             raise stopped()
-
-
-def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 def _ahead(batches: Iterator[list[str]]) -> Iterator[list[str]]:
