@@ -2,7 +2,8 @@
 
 Distil runs once for each option (what ran before is found again), on the demonstration's own initial drafter and
 answers, all else as the demonstration has it. Acceptance length is the trainer's simulation on the held-out prompts
-with the server's own outputs; it equals what SGLang counts in nearly every request, as the demonstration's table shows.
+with the server's own outputs, in chains as long as the unroll that the demonstration trains; its server drafts one
+token more, and its table is of that.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from dev import models, stages
 from dev.demo import results, simulation
 from dev.demo.report import Ratio, Request, acceptance_ratio, table
 from dev.demo.sites import NAMESPACE, Local, variables
+from dev.files import write_whole
+from dev.kubectl import CommandError
 from dev.settings import REPOSITORY
 from osprey_api.naming import LABEL_NAME, LABEL_STAGE
 from osprey_api.stages import (
@@ -141,18 +144,36 @@ class Experiment:
         say(f"{option}: {mean(found):.3f}")
         return found
 
+    def attempt(self, option: str) -> list[Request] | None:
+        """Run an option; None where the stage failed, as one that diverges."""
+        try:
+            return self.run(option)
+        except SystemExit as error:
+            say(f"{option} FAILED: {error}")
+            return None
+
 
 def main(words: Sequence[str]) -> None:
     """Run every option, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m dev.ablation", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, help="distillations at a time, one thread each")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        choices=range(1, 65),
+        default=1,
+        metavar="N",
+        help="distillations at a time, one thread each",
+    )
     parser.add_argument("--only", nargs="+", default=list(OPTIONS), choices=OPTIONS, help="options, by their names")
     wanted = parser.parse_args(words)
     options = list(dict.fromkeys([AS_IT_IS, *wanted.only]))  # what the others are compared with, always
     kubectl = Local().kubectl
-    resource = kubectl.read("ospreydrafter", OSPREY, "-n", NAMESPACE)
     selector = f"{LABEL_NAME}={OSPREY},{LABEL_STAGE}={StageName.DISTIL}"
-    (job,) = kubectl.read("jobs", "-n", NAMESPACE, "-l", selector)["items"]
+    try:
+        resource = kubectl.read("ospreydrafter", OSPREY, "-n", NAMESPACE)
+        (job,) = kubectl.read("jobs", "-n", NAMESPACE, "-l", selector)["items"]
+    except (CommandError, ValueError) as error:
+        raise SystemExit(f"there is no finished demonstration: run `make demo KEEP=1` first ({error})") from error
     stage = next(entry for entry in job["spec"]["template"]["spec"]["containers"] if entry["name"] == "stage")
     told = {entry["name"]: entry.get("value", "") for entry in stage["env"]}
     task = StageTask.model_validate_json(told[TASK_VARIABLE])
@@ -168,11 +189,15 @@ def main(words: Sequence[str]) -> None:
             scratch=Path(folder),
         ).captured()
         with ThreadPoolExecutor(wanted.jobs) as pool:
-            found = dict(zip(options, pool.map(experiment.run, options), strict=True))
-    rows = [row(option, counted, found[AS_IT_IS]) for option, counted in found.items()]
-    REPORT.parent.mkdir(parents=True, exist_ok=True)
-    REPORT.write_text(json.dumps([asdict(entry) for entry in rows], indent=2) + "\n")
+            found = dict(zip(options, pool.map(experiment.attempt, options), strict=True))
+    plain = found[AS_IT_IS]
+    if plain is None:
+        raise SystemExit("there is nothing to compare with: the demonstration's own recipe failed")
+    rows = [row(option, counted, plain) for option, counted in found.items() if counted]
+    write_whole(REPORT, json.dumps([asdict(entry) for entry in rows], indent=2) + "\n")
     sys.stdout.write(text_of(rows) + "\n")
+    if failed := [option for option, counted in found.items() if counted is None]:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def asked(task: StageTask, config: CaptureConfig | DistilConfig, inputs: Mapping[InputRole, ArtifactRef]) -> StageTask:

@@ -16,9 +16,10 @@ from dev.settings import REPOSITORY
 
 RESULT = BUILD / "training.json"
 TRIAL = BUILD / "trial.json"
-"""Of a run that leaves cases out or gives SpecForge options: it says nothing of the goals."""
+"""Of a run with fewer cases or repeats, or with options of SpecForge: it says nothing of the goals."""
 PAGE = REPOSITORY / "docs" / "performance.md"
 EXIT_STOPPED = 143
+REPEATS = 3
 PARTS = ("specforge", "growth", "pipeline")
 OPTIONS = {
     "eager": "does not compile what it marks for torch.compile",
@@ -34,11 +35,12 @@ def main(words: Sequence[str]) -> None:
     """Measure, and write what was found."""
     parser = argparse.ArgumentParser(prog="python -m dev.bench", description=__doc__)
     parser.add_argument("--specforge", type=Path, help="checkout of SpecForge; without it that part is skipped")
-    parser.add_argument("--vocabulary", type=int, nargs="+", help="beside SpecForge, only these sizes")
+    sizes = sorted({case.vocabulary for case in against.CASES})
+    parser.add_argument("--vocabulary", type=int, nargs="+", choices=sizes, help="beside SpecForge, only these sizes")
     parser.add_argument("--batch", choices=list(Kind), nargs="+", help="beside SpecForge, only these batches")
     for option, what in OPTIONS.items():
         parser.add_argument(f"--{option.replace('_', '-')}", action="store_true", help=f"SpecForge {what}")
-    parser.add_argument("--repeats", type=int, default=3, help="processes for each figure")
+    parser.add_argument("--repeats", type=int, choices=range(1, 10), default=REPEATS, help="processes for each figure")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="parts to measure")
     parser.add_argument("--no-docs", action="store_true", help="leave docs/performance.md as it is")
     asked = parser.parse_args(words)
@@ -50,7 +52,11 @@ def main(words: Sequence[str]) -> None:
         and (not asked.batch or case.batch in asked.batch)
         and (not asked.compact_teacher or case.draft_vocabulary < case.vocabulary)
     ]
-    whole = cases == against.CASES and not any(options.values())
+    if not cases:
+        parser.error("no case is left: --compact-teacher needs a draft vocabulary")
+    if list(asked.only) == ["specforge"] and asked.specforge is None:
+        parser.error(NO_CHECKOUT)
+    whole = cases == against.CASES and not any(options.values()) and asked.repeats >= REPEATS
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))  # what was started is taken down
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores / 4:

@@ -9,18 +9,22 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dev import models
 from dev.demo.prompts import prompts
+from dev.files import put_whole, write_whole
 from dev.settings import REPOSITORY
+from osprey_api.fingerprint import sha256
 from osprey_trainer.batch import DialogueBatch
 from osprey_trainer.data.answers import Dialogue, count_answer_tokens, fit
 from osprey_trainer.data.dialogues import DialogueBatches
@@ -162,19 +166,28 @@ def prepare(cases: Sequence[Case]) -> None:
                 f"taps.{index}": states.taps[0].contiguous(),
                 f"last_hidden.{index}": states.last_hidden[0].contiguous(),
             }
-        save_file(tensors, path)
+        put_whole(path, partial(save_file, tensors))
 
 
 def _states_file(case: Case) -> Path:
-    return BUILD / f"states-{case.batch}-{case.tokens}.safetensors"
+    return BUILD / f"states-{case.batch}-{case.tokens}-{_digest()}.safetensors"
+
+
+def _digest() -> str:
+    """Of all that answers and states come from: other prompts, or another model, have files of their own."""
+    asked: JsonValue = {
+        "prompts": [prompt for domain in DOMAINS for prompt in prompts(domain, PROMPTS)],
+        "model": read_config(models.ensure()) | {"name": models.folder().name},
+        "sizes": [MAX_TOKENS, SEQUENCE_LENGTH, TOGETHER, _SEED, _BATCHES],
+    }
+    return sha256(asked)[:12]
 
 
 def dialogues() -> list[Dialogue]:
     """Return the demonstration's prompts with their answers, which are computed once."""
-    path = BUILD / "dialogues.json"
+    path = BUILD / f"dialogues-{_digest()}.json"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_answered(models.ensure())) + "\n")
+        write_whole(path, json.dumps(_answered(models.ensure())) + "\n")
     found = (
         Dialogue(str(index), line["domain"], np.array(line["prompt"], np.int32), np.array(line["answer"], np.int32))
         for index, line in enumerate(json.loads(path.read_text()))

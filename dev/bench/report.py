@@ -14,6 +14,7 @@ from dev.bench.growth import Growth, Point
 from dev.bench.machine import Machine
 from dev.bench.measure import Spread
 from dev.bench.pipeline import Pipeline
+from dev.files import write_whole
 from dev.markdown import table
 from dev.plots import Line, Plot, svg
 
@@ -38,7 +39,7 @@ class Report:
 
     def write(self, file: Path) -> None:
         """Write all of it, over the parts of an earlier run that this one measured again."""
-        earlier = json.loads(file.read_text()) if file.exists() else {}
+        earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         new = {
             "against_specforge": None
             if self.against_specforge is None
@@ -52,16 +53,15 @@ class Report:
         whole = {**earlier, **measured}
         skipped = {**earlier.get("skipped", {}), **self.skipped}
         lacking = {part: why for part, why in skipped.items() if whole.get(_KEYS.get(part, part)) is None}
-        file.parent.mkdir(parents=True, exist_ok=True)
         whole |= {"machines": machines, "skipped": lacking}
-        file.write_text(json.dumps(whole, indent=2) + "\n")
+        write_whole(file, json.dumps(whole, indent=2) + "\n")
 
     def write_docs(self, page: Path) -> None:
         """Put each part that was measured into its section of the page, and draw its plots beside it."""
         text = page.read_text() if page.exists() else TITLE
         for name, section in self._sections().items():
             text = replaced(text, name, section)
-        page.write_text(text)
+        write_whole(page, text)
         if self.growth is not None:
             for plot in plots(self.growth):
                 (page.parent / f"{plot.name}.svg").write_text(svg(plot))
@@ -120,7 +120,7 @@ def against_section(rows: Sequence[Row], machine: Machine) -> str:
         if demo
         else ""
     )
-    commit = rows[0].specforge_commit[:12]
+    commit = rows[0].specforge_commit
     here = f" (here at {commit})" if commit else ""
     return f"""## Against SpecForge
 

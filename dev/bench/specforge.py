@@ -74,10 +74,14 @@ class SpecForge:
 
     def step(self) -> list[float]:
         """Run forward and backward; return the losses of the unroll's steps, weighted as they are added."""
-        self.drafter.zero_grad(set_to_none=True)
+        self.free()
         output = self._strategy.forward_loss(self._batch)
         output.loss.backward()
         return [DECAY**k * float(loss) for k, loss in enumerate(output.metrics["plosses"])]
+
+    def free(self) -> None:
+        """Drop the gradients."""
+        self.drafter.zero_grad(set_to_none=True)
 
     def gradients(self) -> dict[str, Tensor]:
         """By the published names."""

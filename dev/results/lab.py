@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from dev import processes, stages
 from dev.cpu_kernels import launch
+from dev.files import write_whole
 from dev.results.recipe import Recipe
 from osprey_api.stages import (
     ArtifactRef,
@@ -293,10 +294,4 @@ def artifact(outcome: Outcome) -> ArtifactRef:
 
 def write_json(path: Path, value: object) -> None:
     """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

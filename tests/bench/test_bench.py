@@ -56,7 +56,7 @@ def row():
         "osprey": [run([2.0, 3.0], peak_mib=30), run([1.0], peak_mib=50), run([2.5], peak_mib=40)],
         "specforge": [run([5.0, 4.5]), run([4.0])],
     }
-    return replace(summarise(CASE, runs, 1e-7), specforge_commit="0123456789abcdef")
+    return replace(summarise(CASE, runs, 1e-7), specforge_commit="0123456789ab-dirty")
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_a_report_keeps_what_was_not_measured_again(tmp_path, row, curves):
     text = page.read_text()
     assert all(title in text for title in ("## Against SpecForge", "## Growth", "## Around the step"))
     assert "**2.00**" in text
-    assert "SpecForge (here at 0123456789ab)" in text
+    assert "SpecForge (here at 0123456789ab-dirty)" in text
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".svg", ".svg"]
     assert "speed 2.00" in summary(row)
 
