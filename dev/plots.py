@@ -50,7 +50,7 @@ class Plot:
 
 def svg(plot: Plot) -> str:
     """Return the picture."""
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}):  # not the reader's own settings
         figure = Figure(INCHES, layout="constrained")
         axes = figure.add_subplot(xlabel=plot.x, ylabel=plot.y)
         if plot.logarithmic:

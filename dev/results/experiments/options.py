@@ -45,8 +45,6 @@ STAGE_4: Mapping[str, Drafter] = {
     "`warmupRatio: 0.3`": _stage4(warmup_ratio=0.3),
     "`epochs: 6`": _stage4(epochs=6),
     "`seed: 1`": _stage4(seed=1),
-    "`seed: 2`": _stage4(seed=2),
-    "`loss: LKLambda`": _stage4(loss="LKLambda"),
     "`loss: LKLambda`, `lkDecay: 1.0`": _stage4(loss="LKLambda", lk_decay=1.0),
     "`draftVocabSize: 1024`": _stage4(draft_vocab_size=1024),
     "`draftVocabSize: 49152`, all": _stage4(draft_vocab_size=None),
