@@ -16,6 +16,7 @@ from pathlib import Path
 from dev import models
 from dev.cluster import binaries
 from dev.settings import REPOSITORY, REQUIREMENTS
+from dev.uv import find_uv
 
 PYTHON = "3.11"
 ENVIRONMENT = REPOSITORY / ".venv"
