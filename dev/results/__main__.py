@@ -18,7 +18,7 @@ from dev.results.bench import Bench, MissingError
 from dev.results.cells import Plan
 from dev.results.experiments import EXPERIMENTS
 from dev.results.finding import Experiment
-from dev.results.lab import FailedError, Lab
+from dev.results.lab import FailedError, Lab, NotMadeError
 from dev.results.recipe import TRIAL, WHOLE
 from dev.results.report import PICTURES, Part, Report
 from dev.results.specs import TARGETS, Judged, Target, Wanted
@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
             ended = schedule.run(plan.cells, say)
             ended.failed |= failed
             if not asked.full:
-                find(experiments, lab, bench, pins)
+                ended.failed |= find(experiments, lab, bench, pins)
     except FailedError as error:
         say(str(error))
         return 1
@@ -107,10 +107,17 @@ def figures(experiments: Sequence[Experiment], *, full: bool) -> list[Wanted]:
     return list(dict.fromkeys(figure for each in experiments for figure in each.wanted(full=full)))
 
 
-def find(experiments: Sequence[Experiment], lab: Lab, bench: Bench, pins: Mapping[Target, ResolveResult]) -> None:
-    """Put on the bench what only a full run measures, as far as one has been before."""
+def find(
+    experiments: Sequence[Experiment], lab: Lab, bench: Bench, pins: Mapping[Target, ResolveResult]
+) -> dict[str, str]:
+    """Put on the bench what only a full run measures, as far as one has been before.
+
+    Returns:
+        Cells that failed in another way than by not having been made.
+    """
     more = [figure for figure in figures(experiments, full=True) if figure not in bench and target_of(figure) in pins]
-    schedule.run(Plan.of(more, replace(lab, finds_only=True), bench, pins, TARGETS[0]).cells, lambda _: None)
+    ended = schedule.run(Plan.of(more, replace(lab, finds_only=True), bench, pins, TARGETS[0]).cells, lambda _: None)
+    return {name: why for name, why in ended.failed.items() if not why.startswith(NotMadeError.__name__)}
 
 
 def left(experiments: Sequence[Experiment], bench: Bench) -> list[str]:

@@ -1,7 +1,6 @@
 """What each kind of cell is expected to take, with one thread, so that the default set fits its time.
 
-Seconds of one core. Those of the demonstration's stages are scaled from its figures (docs/demo.md), the others are
-guesses until a whole run has been measured.
+Seconds of one core, from a run on a Xeon with AVX-512 and AMX, two cells at a time, beside other work at times.
 """
 
 from dataclasses import dataclass
@@ -26,32 +25,32 @@ class Kind(StrEnum):
 
 START: dict[Kind, float] = {
     Kind.TOKENIZE: 20,
-    Kind.PRUNE: 8,
+    Kind.PRUNE: 14,
     Kind.PRETRAIN: 12,
     Kind.ANSWER: 40,
-    Kind.CAPTURE: 15,
-    Kind.DISTIL: 35,
-    Kind.JUDGE: 10,
-    Kind.SERVE: 40,
+    Kind.CAPTURE: 14,
+    Kind.DISTIL: 25,
+    Kind.JUDGE: 8,
+    Kind.SERVE: 50,
 }
 """Seconds before the work begins: imports, weights, a server."""
 UNIT: dict[tuple[Kind, str, int], float] = {
-    (Kind.PRETRAIN, "", 1): 0.45,
-    (Kind.PRETRAIN, "", 2): 0.65,
-    (Kind.PRETRAIN, "", 4): 1.0,
-    (Kind.ANSWER, "smollm2", 0): 0.007,
+    (Kind.PRETRAIN, "", 1): 0.48,
+    (Kind.PRETRAIN, "", 2): 0.75,
+    (Kind.PRETRAIN, "", 4): 1.5,
+    (Kind.ANSWER, "smollm2", 0): 0.009,
     (Kind.ANSWER, "gemma3", 0): 0.02,
-    (Kind.CAPTURE, "smollm2", 0): 0.004,
+    (Kind.CAPTURE, "smollm2", 0): 0.0034,
     (Kind.CAPTURE, "gemma3", 0): 0.008,
-    (Kind.DISTIL, "smollm2", 0): 0.0036,
-    (Kind.DISTIL, "smollm2", 1): 0.0036,
-    (Kind.DISTIL, "smollm2", 2): 0.005,
-    (Kind.DISTIL, "smollm2", 4): 0.008,
+    (Kind.DISTIL, "smollm2", 0): 0.003,
+    (Kind.DISTIL, "smollm2", 1): 0.0038,
+    (Kind.DISTIL, "smollm2", 2): 0.0047,
+    (Kind.DISTIL, "smollm2", 4): 0.009,
     (Kind.DISTIL, "gemma3", 0): 0.006,
     (Kind.DISTIL, "gemma3", 2): 0.007,
-    (Kind.JUDGE, "smollm2", 0): 4,
+    (Kind.JUDGE, "smollm2", 0): 2.8,
     (Kind.JUDGE, "gemma3", 0): 4,
-    (Kind.SERVE, "", 0): 30,
+    (Kind.SERVE, "", 0): 35,
 }
 """Seconds a step of Stage 2, an answer token, a supervised token, a draft position judged, a batch size served.
 

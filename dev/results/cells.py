@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from dev.results.bench import Answer, Bench
 from dev.results.budget import Kind, Price
 from dev.results.data import HELD_OUT, NONE_HELD_OUT, OTHER_LANGUAGES, SETS, TEXT, prompt_source
-from dev.results.lab import ENGINE, FailedError, Lab, artifact, result, write_json
+from dev.results.lab import ENGINE, FailedError, Lab, NotMadeError, artifact, result, write_json
 from dev.results.languages import LANGUAGES
 from dev.results.specs import FOCUS, Backbone, Drafter, Judged, Options, Served, Target, Wanted
 from osprey_api.fingerprint import sha256
@@ -217,11 +217,13 @@ class Plan:
         """Return a set of answers.
 
         Raises:
-            FailedError: it was not made.
+            FailedError: it was tried in vain.
+            NotMadeError: it was not made.
         """
+        if (target, answers) in self.unanswered:
+            raise FailedError(f"answers of {target.name}, {answers}: {self.unanswered[target, answers]}")
         if (target, answers) not in self.bench.answers:
-            why = self.unanswered.get((target, answers), "they were not made yet")
-            raise FailedError(f"answers of {target.name}, {answers}: {why}")
+            raise NotMadeError(f"answers of {target.name}, {answers}")
         return artifact(self.bench.answers[target, answers])
 
     def _prompts(self, target: Target, answers: str) -> int:
@@ -401,7 +403,7 @@ class Plan:
                     put(batch, found)
                 else:
                     missing.append(batch)
-            if missing:
+            if missing and not self.lab.finds_only:  # with those that are there, some figures can be had
                 with self.lab.server(name, self.source.ensure(), threads=2) as url:
                     for batch in missing:
                         put(batch, self.lab.run(f"{name}/{batch}", configs[batch], {}, server=url))
@@ -430,7 +432,7 @@ class Plan:
 
             missing = []
             for batch, config in configs.items():
-                found = self.lab.found(config, inputs(batch))
+                found = self.lab.found(config, inputs(batch)) if batch in self.bench.baselines else None
                 if found:
                     put(batch, found)
                 else:

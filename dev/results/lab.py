@@ -61,6 +61,10 @@ class FailedError(RuntimeError):
     """A cell failed; the message names its log."""
 
 
+class NotMadeError(FailedError):
+    """It was not made before, and is not to be made now."""
+
+
 @dataclass(frozen=True)
 class _Earlier:
     """Attempts of a stage before the one that ended well.
@@ -138,10 +142,11 @@ class Lab:
         """Let no process begin that nobody would end, or that is not wanted.
 
         Raises:
-            FailedError: the run is being stopped, or only finds.
+            FailedError: the run is being stopped.
+            NotMadeError: the run only finds.
         """
         if self.finds_only:
-            raise FailedError("it was not made yet")
+            raise NotMadeError("it was not made yet")
         if self._stopping.is_set():
             raise FailedError("the run is being stopped")
 

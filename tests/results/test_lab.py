@@ -1,5 +1,8 @@
 """Real stages in a lab: found again, failing with their log, and none begun while the run stops."""
 
+import json
+import math
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models
@@ -50,6 +53,28 @@ def test_a_damaged_artifact_is_made_anew(lab):
     weights.write_bytes(b"")
     assert lab.found(config, {}) is None
     assert not lab.run("backbone/tiny", config, {}).reused
+
+
+def test_what_a_stage_took_is_that_of_all_its_attempts(lab):
+    config = PruneConfig(source=SOURCE, layers=2)
+    source = lab.claims / "models" / "source"
+    source.rename(source.with_name("away"))
+    with pytest.raises(FailedError):
+        lab.run("backbone/tiny", config, {})
+    source.with_name("away").rename(source)
+    made = lab.run("backbone/tiny", config, {})
+    (manifest,) = (lab.root / "storage").rglob("manifest.json")
+    last = json.loads(manifest.read_text())["seconds"]
+    assert made.seconds > last + 0.5  # a process that began and ended
+    assert lab.found(config, {}).seconds == pytest.approx(made.seconds, abs=0.5)
+
+
+def test_what_a_killed_attempt_took_is_not_known(lab):
+    config = PruneConfig(source=SOURCE, layers=2)
+    fingerprint = lab.task("backbone/tiny", config, {}).fingerprint
+    write_json(lab.kept("attempts", fingerprint), {"seconds": 3.0, "open": True})
+    assert math.isnan(lab.run("backbone/tiny", config, {}).seconds)
+    assert math.isnan(lab.found(config, {}).seconds)
 
 
 def test_no_process_begins_while_the_run_is_stopped(lab):

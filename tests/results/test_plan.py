@@ -90,7 +90,7 @@ def test_what_was_not_made_before_is_not_made_where_figures_are_only_found(tmp_p
     lab = Lab(tmp_path / "lab", WHOLE)
     bench = Bench()
     with lab.alone():
-        find(EXPERIMENTS, lab, bench, pins)
+        assert find(EXPERIMENTS, lab, bench, pins) == {}
     assert bench == Bench()
     assert not list((tmp_path / "lab").rglob("log"))
 

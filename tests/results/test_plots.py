@@ -17,7 +17,9 @@ def test_a_plot_is_a_small_picture_and_the_same_every_time(logarithmic):
     assert len(text) < 40_000
     uses = minidom.parseString(text).getElementsByTagName("use")  # noqa: S318 - our own
     drawn = [use for use in uses if use.parentNode.parentNode.getAttribute("id").startswith("line2d")]
-    marks = [(float(use.getAttribute("x")), float(use.getAttribute("y"))) for use in drawn if "fill" in str(use.toxml())]
+    marks = [
+        (float(use.getAttribute("x")), float(use.getAttribute("y"))) for use in drawn if "fill" in str(use.toxml())
+    ]
     assert len(marks) >= 4
 
 

@@ -72,8 +72,8 @@ class Blocks:
             tables=[Table(rows, "Tokens per second of one run each.")],
             why=(
                 "A draft costs the drafter's blocks and head, a verification the target's 30 blocks and head over "
-                "6 tokens. On CPU cores both are bound by arithmetic, so every block of the drafter counts; on a "
-                "GPU a verification costs hardly more than one token, and the balance lies elsewhere."
+                "6 tokens. Drafts are made one after the other, so every block of the drafter counts five times in a "
+                "round. On a GPU, where a verification costs hardly more than one token, the balance lies elsewhere."
             ),
             plots=[
                 Plot(
