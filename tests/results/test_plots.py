@@ -16,11 +16,13 @@ def test_a_plot_is_a_small_picture_and_the_same_every_time(logarithmic):
     assert "one &amp; two" in text
     assert len(text) < 40_000
     uses = minidom.parseString(text).getElementsByTagName("use")  # noqa: S318 - our own
-    drawn = [use for use in uses if use.parentNode.parentNode.getAttribute("id").startswith("line2d")]
-    marks = [
-        (float(use.getAttribute("x")), float(use.getAttribute("y"))) for use in drawn if "fill" in str(use.toxml())
-    ]
-    assert len(marks) >= 4
+    marks = [each for each in uses if "fill:" in each.getAttribute("style")]
+    (x0, y0), (x1, y1), (x2, y2), (x3, y3), *legend = (
+        (float(each.getAttribute("x")), float(each.getAttribute("y"))) for each in marks
+    )
+    assert x0 == x2 < x1 == x3
+    assert y2 < y3 < y1 < y0  # from above: the larger, the higher
+    assert len(legend) == 2
 
 
 def test_a_plot_of_one_point_has_axes():
