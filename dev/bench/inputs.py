@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -173,6 +173,7 @@ def _states_file(case: Case) -> Path:
     return BUILD / f"states-{case.batch}-{case.tokens}-{_digest()}.safetensors"
 
 
+@cache
 def _digest() -> str:
     """Of all that answers and states come from: other prompts, or another model, have files of their own."""
     asked: JsonValue = {

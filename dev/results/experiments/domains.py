@@ -123,7 +123,9 @@ class Domains:
         if equal_time is None:
             missing.append("equal training time")
         else:
-            claims.append(Claim("the same at equal training time", "not given", equal_time, above(equal_time, 1)))
+            claims.append(
+                Claim("the same at equal training time", "not given", equal_time, above(equal_time, 1), directed=False)
+            )
         return Finding(
             claims=claims,
             tables=[_matrix({OSPREY: ours, EAGLE3: theirs}), _costs(bench, seeds), _seeds(by_seed)],
