@@ -160,7 +160,7 @@ class Lab:
             storage=self.storage,
             config=config,
             inputs=dict(inputs),
-            execution=Execution(checkpoint_every_steps=every, concurrency=IN_FLIGHT),
+            execution=Execution(zero_stage=0, checkpoint_every_steps=every, concurrency=IN_FLIGHT),
         )
 
     def found(self, config: StageConfig, inputs: Mapping[InputRole, ArtifactRef]) -> Outcome | None:

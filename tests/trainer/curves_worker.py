@@ -38,12 +38,14 @@ class Case:
     clip_norm: float = 0.5
     ema_decay: float | None = None
     steps: int = STEPS
+    muon_scale: float | None = None
 
     @property
     def settings(self) -> LoopSettings:
         return LoopSettings(
             steps=self.steps,
             learning_rate=1e-3,
+            muon_scale=self.muon_scale,
             bf16=False,
             clip_norm=self.clip_norm,
             accumulation=self.accumulation,

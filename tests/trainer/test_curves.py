@@ -13,6 +13,8 @@ TOLERANCE = 1e-4
 """Of the loss of each of the first 50 steps."""
 RESUMED_TOLERANCE = 1e-5
 """Of the loss of each step after a resumption on another number of ranks."""
+MUON_TOLERANCE = 1e-2
+"""Of the same with Muon, which makes matrices orthogonal in bfloat16."""
 NEVER = 0
 ALL = [pytest.param(world_size, marks=pytest.mark.long if world_size > 2 else ()) for world_size in (1, 2, 4)]
 
@@ -61,16 +63,25 @@ def plain(curves, models, case):
     model, batches = curves.make(curves.Case(case.objective), models, rank=0, world_size=1)
     parameters = [p for p in model.parameters() if p.requires_grad]
     s = case.settings
-    optimizer = torch.optim.AdamW(parameters, betas=s.betas, weight_decay=s.weight_decay)
+    by_muon = []
+    if s.muon_scale is not None:
+        layers = [parameter for parameter in model.model.layers.parameters() if parameter.ndim > 1]
+        by_muon = [*layers, *([model.model.fc.weight] if case.objective == "distillation" else [])]
+    others = list(set(parameters) - set(by_muon))
+    optimizers = [torch.optim.AdamW(others, betas=s.betas, weight_decay=s.weight_decay)]
+    if by_muon:
+        optimizers += [torch.optim.Muon(by_muon, weight_decay=s.weight_decay, adjust_lr_fn="match_rms_adamw")]
     losses, norms = [], []
     for step in range(s.steps):
         batch = next(batches)
-        optimizer.param_groups[0]["lr"] = s.learning_rate_at(step)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss, _ = model(batch, 1 / model.rows(batch))
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, s.clip_norm)))
-        optimizer.step()
+        for optimizer in optimizers:
+            scale = s.muon_scale if isinstance(optimizer, torch.optim.Muon) else 1
+            optimizer.param_groups[0]["lr"] = scale * s.learning_rate_at(step)
+            optimizer.step()
         losses.append(loss.item())
     return losses, norms
 
@@ -96,6 +107,21 @@ def test_loss_curves_equal_that_of_one_process(curves, models, spread, objective
         assert error < TOLERANCE, case
 
 
+@pytest.mark.parametrize("world_size", ALL[:2])
+@pytest.mark.parametrize("objective", ["pretraining", "distillation"])
+def test_with_muon_too(curves, models, spread, objective, world_size):
+    case = curves.Case(objective, muon_scale=3.0)
+    expected, norms = plain(curves, models, case)
+    assert max(norms) > case.clip_norm
+    with_adamw, _ = plain(curves, models, curves.Case(objective))
+    assert largest_difference(with_adamw, expected) > 10 * MUON_TOLERANCE
+
+    ((_, losses, _),) = spread(world_size, [case])
+    error = largest_difference(losses, expected)
+    print(f"{world_size} ranks, {case}: {error:.2g}")  # noqa: T201 - a figure for the documentation
+    assert error < MUON_TOLERANCE
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), pytest.param(2, 4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("objective", ["pretraining", "distillation"])
 def test_another_number_of_ranks_goes_on_with_the_same_curve(  # noqa: PLR0917 - cases
@@ -105,7 +131,9 @@ def test_another_number_of_ranks_goes_on_with_the_same_curve(  # noqa: PLR0917 -
     # An average of the weights needs whole ones; accumulation follows the number of ranks.
     cases = [curves.Case(objective, zero_stage=stage, steps=steps, ema_decay=0.5) for stage in (0, 1, 2)]
     cases += [curves.Case(objective, zero_stage=3, steps=steps)]
-    expected, _ = plain(curves, models, cases[0])
+    muon = curves.Case(objective, steps=steps, muon_scale=3.0)
+    cases += [muon]
+    with_adamw, with_muon = (plain(curves, models, case)[0] for case in (cases[0], muon))
     for _, losses, weights in spread(before, cases, stop_at=stop_at):
         assert len(losses) == stop_at
         assert not weights
@@ -113,9 +141,10 @@ def test_another_number_of_ranks_goes_on_with_the_same_curve(  # noqa: PLR0917 -
     averages = []
     for case, (numbers, losses, weights) in zip(cases, spread(after, cases), strict=True):
         assert numbers == list(range(stop_at + 1, steps + 1))
+        expected, tolerance = (with_muon, MUON_TOLERANCE) if case is muon else (with_adamw, RESUMED_TOLERANCE)
         error = largest_difference(losses, expected[stop_at:])
         print(f"{before} -> {after} ranks, {case}: {error:.2g}")  # noqa: T201 - a figure for the documentation
-        assert error < RESUMED_TOLERANCE, case
+        assert error < tolerance, case
         if case.ema_decay:
             averages.append(weights)
     for weights in averages[1:]:

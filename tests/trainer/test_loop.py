@@ -158,7 +158,13 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(pretraining, windows, ze
 
 
 @pytest.mark.parametrize(
-    "options", [{"zero_stage": 0}, {"zero_stage": 1, "ema_decay": 0.9, "accumulation": 2}, {"zero_stage": 3}]
+    "options",
+    [
+        {"zero_stage": 0},
+        {"zero_stage": 0, "muon_scale": 3.0},
+        {"zero_stage": 1, "ema_decay": 0.9, "accumulation": 2},
+        {"zero_stage": 3},
+    ],
 )
 def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, options, monkeypatch):
     """And has the same learning rates, batches and random numbers on the way."""
@@ -413,6 +419,11 @@ def test_the_average_lags_behind_the_weights(pretraining, windows):
 def test_averaging_whole_weights_refuses_split_ones(pretraining, windows):
     with pytest.raises(StageError, match="set zeroStage to 2 or less"):
         train(pretraining(), Cycle(windows), settings(ema_decay=0.5, zero_stage=3), progress=Log())
+
+
+def test_muon_refuses_split_matrices(pretraining, windows):
+    with pytest.raises(StageError, match="set zeroStage to 0, or optimizer to AdamW"):
+        train(pretraining(), Cycle(windows), settings(muon_scale=3.0, zero_stage=1), progress=Log())
 
 
 def test_learning_rate_warms_up_then_follows_the_schedule():

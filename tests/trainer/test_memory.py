@@ -59,14 +59,19 @@ def test_zero_divides_what_it_says(trained):
     drafter = trained("osprey")
     weights = 4 * sum(parameter.numel() for parameter in drafter.parameters())
 
-    def of(stage, *, trains_embedding=True):
-        return drafter_bytes(drafter.config, trains_embedding=trains_embedding, zero_stage=stage, world_size=4)
+    def of(stage, *, trains_embedding=True, muon=False):
+        return drafter_bytes(
+            drafter.config, trains_embedding=trains_embedding, muon=muon, zero_stage=stage, world_size=4
+        )
 
     assert [of(stage) for stage in range(4)] == pytest.approx(
         [4 * weights, 2.5 * weights, 1.75 * weights, weights], abs=16
     )
     frozen = 4 * drafter.embed_tokens.weight.numel()
     assert of(0, trains_embedding=False) == 4 * weights - 3 * frozen
+    # Muon keeps one number for each of a matrix's, but embedding and head are AdamW's.
+    matrices = [p for p in (*drafter.layers.parameters(), *drafter.fc.parameters()) if p.ndim == 2]
+    assert of(0, muon=True) == 4 * weights - 4 * sum(p.numel() for p in matrices)
 
 
 def test_the_targets_weights_are_counted_from_their_headers(target_folder, tmp_path):

@@ -51,7 +51,7 @@ class Pretraining(TrainingOptimization):
         le=1048576,
         description="Sequences per optimizer step, over all processes, whose number must divide it.",
     )
-    learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
+    learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate.")
     warmup_ratio: float = Field(default=0.01, ge=0, lt=1, description="Share of the steps that warm up.")
     loss_vocab_size: Annotated[int, Field(ge=16, le=1048576)] | None = Field(
         default=None,

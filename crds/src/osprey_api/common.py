@@ -131,7 +131,7 @@ class JobSettings(ApiModel):
         default=1, ge=0, le=64, description="GPUs, and so processes, per pod of a training stage; 0: CPU."
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(
-        default=1, description="DeepSpeed ZeRO stage of the training stages."
+        default=0, description="DeepSpeed ZeRO stage of the training stages; 0 splits nothing, and Muon needs it."
     )
     checkpoint_every_steps: int = Field(
         default=500, ge=1, le=1000000, description="Optimizer steps between two checkpoints."
@@ -172,13 +172,26 @@ class JobSettings(ApiModel):
     )
 
 
+Optimizer = Annotated[
+    Literal["AdamW", "Muon"],
+    Field(
+        description="Muon: the matrices between embedding and head are trained with Muon, all else with AdamW; "
+        "it needs job.zeroStage 0."
+    ),
+]
+
+
 class TrainingOptimization(ApiModel):
     """What Stage 2 and Stage 4 share."""
 
+    optimizer: Optimizer = "AdamW"
+    muon_scale: float = Field(
+        default=3.0, gt=0, le=100, description="With Muon: its learning rate is learningRate times this."
+    )
     schedule: Literal["Cosine", "Constant"] = Field(
         default="Cosine", description="Learning rate after the warm-up: down along a cosine, or constant."
     )
-    weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay.")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="Decoupled weight decay.")
     clip_norm: float = Field(default=1.0, gt=0, le=1000, description="Gradients are clipped to this global norm.")
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
@@ -203,6 +216,11 @@ def training_rules(part: str) -> list[JsonDict]:
             "rule": f"!has(self.{part}) || !has(self.{part}.emaDecay) || self.job.zeroStage != 3",
             "message": f"with job.zeroStage 3 no process has all weights to average: unset {part}.emaDecay, "
             "or set zeroStage to 2",
+        },
+        {
+            "rule": f"!has(self.{part}) || self.{part}.optimizer != 'Muon' || self.job.zeroStage == 0",
+            "message": f"Muon needs whole matrices, which ZeRO splits: set job.zeroStage to 0, or {part}.optimizer "
+            "to AdamW",
         },
     ]
 

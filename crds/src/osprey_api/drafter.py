@@ -10,6 +10,7 @@ from osprey_api.common import (
     ImportedArtifact,
     MaxDropped,
     ModelSource,
+    Optimizer,
     PodTemplate,
     ResourceSpec,
     SourceUri,
@@ -106,6 +107,7 @@ class Teacher(ApiModel):
 class Distillation(TrainingOptimization):
     """Stage 4: the training-time-test unroll against the frozen target."""
 
+    optimizer: Optimizer = "Muon"
     epochs: int = Field(default=3, ge=1, le=1000, description="Passes over the answers.")
     sequence_length: int = Field(default=4096, ge=16, le=1048576, description="Longest prompt and answer, in tokens.")
     global_batch_size: int = Field(
@@ -114,7 +116,7 @@ class Distillation(TrainingOptimization):
         le=65536,
         description="Conversations per optimizer step, over all processes, whose number must divide it.",
     )
-    learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
+    learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Peak learning rate.")
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Share of the steps that warm up.")
     unroll: int = Field(default=5, ge=1, le=16, description="Steps of the training-time-test unroll.")
     decay: float = Field(

@@ -175,6 +175,9 @@ class TokenizeConfig(ApiModel):
 class Optimization(ApiModel):
     """What the two training stages share. Sizes are global, so that the number of GPUs does not matter."""
 
+    muon_scale: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Muon trains the matrices, at so many times the learning rate; None: AdamW does. That is left out of what is
+    written, so that artifacts from before there was a choice keep their fingerprints."""
     learning_rate: float
     schedule: Literal["Cosine", "Constant"]
     warmup_ratio: float
@@ -338,7 +341,7 @@ class Execution(ApiModel):
 
     nodes: int = 1
     processes_per_node: int = 1
-    zero_stage: int = Field(default=1, ge=0, le=3)
+    zero_stage: int = Field(default=0, ge=0, le=3)
     checkpoint_every_steps: int = 500
     checkpoints_kept: int = 2
     concurrency: int = Field(default=64, ge=1)

@@ -133,6 +133,9 @@ REFUSED = [
     (TRAINED, "job", {"nodes": 3}, "set pretraining.globalBatchSize to a multiple of job.nodes times"),
     (TRAINED, "job", {"zeroStage": 3}, "unset pretraining.emaDecay, or set zeroStage to 2"),
     (AVERAGED, "job", {"zeroStage": 3}, "unset distillation.emaDecay, or set zeroStage to 2"),
+    (changed(TRAINED, "pretraining.optimizer", "Muon"), "job.zeroStage", 1, "or pretraining.optimizer to AdamW"),
+    (changed(DRAFTER, "distillation.optimizer", "Muon"), "job", {"zeroStage": 2}, "set job.zeroStage to 0"),
+    (DRAFTER, "distillation.optimizer", "Lion", 'supported values: "AdamW", "Muon"'),
     # What a DeepSpeed config would say.
     (DRAFTER, "distillation.precision", "FP16", 'supported values: "BF16", "FP32"'),
     (DRAFTER, "distillation.clipNorm", "auto", "must be of type number"),

@@ -1,4 +1,4 @@
-"""DeepSpeed behind a small face: one objective, AdamW, ZeRO by setting, gloo on CPUs and NCCL on GPUs."""
+"""DeepSpeed behind a small face: one objective, one optimizer, ZeRO by setting, gloo on CPUs and NCCL on GPUs."""
 
 import atexit
 import json
@@ -17,6 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is, 
 
 from osprey_runtime.settings import environment
 from osprey_trainer.objectives import Objective
+from osprey_trainer.optimizers import SCALE, optimizer_of
 from osprey_trainer.settings import LoopSettings
 
 log = logging.getLogger(__name__)
@@ -45,14 +46,7 @@ class Engine:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._objective, self._zero_stage = objective, settings.zero_stage
         parameters = [p for p in objective.parameters() if p.requires_grad]
-        # A client optimiser: DeepSpeed's own AdamW compiles a kernel at the first start.
-        self._optimizer = torch.optim.AdamW(
-            parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._optimizer = optimizer_of(objective.model, settings)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         config = deepspeed_config(settings, universal=universal)
         if self.rank == 0:
@@ -80,7 +74,7 @@ class Engine:
         Returns False, the weights unchanged, if the gradient is not finite; all ranks agree on it.
         """
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get(SCALE, 1.0)
         if self._zero_stage == 0 and self._engine.is_gradient_accumulation_boundary():
             gradients = [p.grad for p in self._objective.parameters() if p.grad is not None]
             # Reduced already, so it is the same everywhere. DeepSpeed would scale the weights by it.

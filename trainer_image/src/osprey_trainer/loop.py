@@ -195,6 +195,12 @@ class _Run(Generic[BatchT]):
                 FailureReason.INVALID_CONFIG,
                 "Averaged weights need whole weights, which ZeRO stage 3 splits: set zeroStage to 2 or less.",
             )
+        if settings.muon_scale is not None and settings.zero_stage != 0:
+            raise StageError(
+                FailureReason.INVALID_CONFIG,
+                f"Muon needs whole matrices, which ZeRO stage {settings.zero_stage} splits: set zeroStage to 0, or "
+                "optimizer to AdamW.",
+            )
         self.objective, self.batches, self.settings = objective, batches, settings
         self.engine = Engine(objective, settings, universal=universal)
         # Every rank has the same weights, so one rank's average is enough.

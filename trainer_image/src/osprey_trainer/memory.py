@@ -25,6 +25,7 @@ from osprey_trainer.models.draft import DraftConfig, Drafter
 from osprey_trainer.models.hf_names import read_config, weight_files
 from osprey_trainer.models.supported import unpacked
 from osprey_trainer.models.target import TargetStates
+from osprey_trainer.optimizers import is_matrix
 from osprey_trainer.unroll import unroll
 
 log = logging.getLogger(__name__)
@@ -56,14 +57,16 @@ class Need:
         return self.target + self.drafter + self.unroll
 
 
-def drafter_bytes(config: DraftConfig, *, trains_embedding: bool, zero_stage: int, world_size: int) -> int:
+def drafter_bytes(config: DraftConfig, *, trains_embedding: bool, muon: bool, zero_stage: int, world_size: int) -> int:
     """Weights, gradient and optimizer of a drafter in fp32, as ZeRO divides them."""
     with torch.device("meta"):
-        sizes = {name: p.numel() * p.element_size() for name, p in Drafter(config).named_parameters()}
+        parameters = dict(Drafter(config).named_parameters())
+    sizes = {name: p.numel() * p.element_size() for name, p in parameters.items()}
     weights = sum(sizes.values())
     trained = weights if trains_embedding else weights - sizes["embed_tokens.weight"]
-    # A gradient is as large as what is trained, and AdamW's two moments twice as large.
-    parts = ((weights, 3), (trained, 2), (2 * trained, 1))
+    # A gradient is as large as what is trained, and AdamW's two moments twice as large; Muon has one.
+    one_moment = sum(sizes[name] for name, p in parameters.items() if muon and is_matrix(name, p))
+    parts = ((weights, 3), (trained, 2), (2 * trained - one_moment, 1))
     return sum(size // (world_size if zero_stage >= stage else 1) for size, stage in parts)
 
 

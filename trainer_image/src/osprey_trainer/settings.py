@@ -19,6 +19,8 @@ class LoopSettings:
     Attributes:
         steps: optimiser steps in all.
         learning_rate: the highest.
+        muon_scale: Muon trains the matrices, at so many times the learning rate, which needs ZeRO stage 0; None: AdamW
+            trains them as it does all else.
         accumulation: micro-batches of one rank in one step.
         warmup_ratio: share of the steps.
         clip_norm: of the whole gradient, over all ranks.
@@ -28,6 +30,7 @@ class LoopSettings:
 
     steps: int
     learning_rate: float
+    muon_scale: float | None = None
     accumulation: int = 1
     schedule: Schedule = Schedule.COSINE
     warmup_ratio: float = 0.01

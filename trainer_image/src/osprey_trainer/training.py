@@ -199,6 +199,7 @@ def run_loop(
     settings = LoopSettings(
         steps=steps,
         learning_rate=optimization.learning_rate,
+        muon_scale=optimization.muon_scale,
         accumulation=accumulation,
         schedule=Schedule(optimization.schedule.lower()),
         warmup_ratio=optimization.warmup_ratio,

@@ -238,6 +238,7 @@ def _engine(spec: OspreyDrafterSpec, settings: Settings) -> Engine:
 
 def _optimization(training: Pretraining | Distillation) -> Optimization:
     return Optimization(
+        muon_scale=training.muon_scale if training.optimizer == "Muon" else None,
         learning_rate=training.learning_rate,
         schedule=training.schedule,
         warmup_ratio=training.warmup_ratio,

@@ -205,6 +205,7 @@ def _count_memory(
     of_drafter = memory.drafter_bytes(
         drafter.config,
         trains_embedding=_trains_embedding(drafter, config),
+        muon=config.optimization.muon_scale is not None,
         zero_stage=execution.zero_stage,
         world_size=ctx.world_size,
     )
