@@ -46,7 +46,9 @@ class Machine:
 
     def __str__(self) -> str:
         units = f" with {', '.join(self.units)}" if self.units else ""
-        return (
-            f"{self.cores} cores of an {self.processor}{units}, {self.memory_gib:.0f} GiB, {self.threads} threads, "
-            f"torch {self.torch}"
-        )
+        cores, threads = _counted(self.cores, "core"), _counted(self.threads, "thread")
+        return f"{cores} of an {self.processor}{units}, {self.memory_gib:.0f} GiB, {threads}, torch {self.torch}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
