@@ -137,7 +137,12 @@ REFUSED = [
     (changed(DRAFTER, "distillation.optimizer", "Muon"), "job", {"zeroStage": 2}, "set job.zeroStage to 0"),
     (DRAFTER, "distillation.optimizer", "Lion", 'supported values: "AdamW", "Muon"'),
     # What a DeepSpeed config would say.
-    (DRAFTER, "distillation.optimizer", {"type": "AdamW", "params": {"lr": "auto"}}, "must be of type string"),
+    (
+        DRAFTER,
+        "distillation.optimizer",
+        {"type": "AdamW", "params": {}},
+        'unknown field "spec.distillation.optimizer.type"',
+    ),
     (DRAFTER, "distillation.precision", "FP16", 'supported values: "BF16", "FP32"'),
     (DRAFTER, "distillation.clipNorm", "auto", "must be of type number"),
     (DRAFTER, "distillation.freezeEmbedding", "true", "must be of type boolean"),
