@@ -131,6 +131,14 @@ def test_every_step_tells_its_cost(pretraining, windows):
     assert all(0 < cost.mfu < 1 and 0 <= cost.waited_s < cost.seconds for cost in log.costs)
 
 
+def test_products_of_the_optimizer_are_no_cost_of_tokens(pretraining, windows):
+    logs = []
+    for scale in (None, 3.0):
+        logs.append(Log())
+        train(pretraining(), Cycle(windows), settings(steps=1, zero_stage=0, muon_scale=scale), progress=logs[-1])
+    assert logs[0].costs[0].flops == logs[1].costs[0].flops > 0
+
+
 @pytest.mark.parametrize("zero_stage", [0, 1, 2])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_one_step_is_adamw_on_the_clipped_mean_gradient(pretraining, windows, zero_stage, accumulation):

@@ -10,7 +10,6 @@ from osprey_api.common import (
     ImportedArtifact,
     MaxDropped,
     ModelSource,
-    Optimizer,
     PodTemplate,
     ResourceSpec,
     SourceUri,
@@ -107,7 +106,6 @@ class Teacher(ApiModel):
 class Distillation(TrainingOptimization):
     """Stage 4: the training-time-test unroll against the frozen target."""
 
-    optimizer: Optimizer = "Muon"
     epochs: int = Field(default=3, ge=1, le=1000, description="Passes over the answers.")
     sequence_length: int = Field(default=4096, ge=16, le=1048576, description="Longest prompt and answer, in tokens.")
     global_batch_size: int = Field(

@@ -341,7 +341,7 @@ class Execution(ApiModel):
 
     nodes: int = 1
     processes_per_node: int = 1
-    zero_stage: int = Field(default=0, ge=0, le=3)
+    zero_stage: int = Field(default=1, ge=0, le=3)
     checkpoint_every_steps: int = 500
     checkpoints_kept: int = 2
     concurrency: int = Field(default=64, ge=1)

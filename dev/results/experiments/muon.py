@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from dev.results import statistics
 from dev.results.bench import Bench, MissingError
 from dev.results.experiments.pairs import values
-from dev.results.finding import Claim, Finding, Table, above, number
+from dev.results.finding import Claim, Finding, Table, number
 from dev.results.specs import (
     DOMAINS,
     FOCUS,
@@ -27,29 +27,30 @@ SEEDS = (0, 1, 2)
 OTHERS = [name for name in COLUMNS if name != FOCUS]
 USUAL = osprey()
 SLOWER, SMALLER = ("learning_rate", 3e-4), ("global_batch_size", 2)
-TUNED = Backbone(options=(("learning_rate", 3e-3),))
-PLAIN = replace(USUAL, backbone=TUNED, options=(SLOWER, SMALLER))
-OURS = replace(USUAL, backbone=Backbone(options=(("muon_scale", 2.0),)), options=(("muon_scale", 3.0), SLOWER, SMALLER))
+PLAIN = replace(USUAL, backbone=Backbone(options=(("learning_rate", 3e-3),)), options=(SLOWER, SMALLER))
+OURS = replace(PLAIN, options=(("muon_scale", 3.0), *PLAIN.options))
 STEPS: Mapping[str, Drafter] = {
     "as in experiment 1": USUAL,
     "Stage 4 at a rate of 0.0003": replace(USUAL, options=(SLOWER,)),
-    "and in batches of 2": replace(USUAL, options=(SLOWER, SMALLER)),
-    "and Stage 2 at a rate of 0.003: AdamW, the reference": PLAIN,
-    "Muon in Stage 4": replace(OURS, backbone=TUNED),
-    "and in Stage 2: Muon": OURS,
+    "and in batches of 2": replace(USUAL, options=PLAIN.options),
+    "and Stage 2 at a rate of 0.003: AdamW": PLAIN,
+    "and `optimizer: Muon` in Stage 4: Muon": OURS,
+    "and in Stage 2, at `muonScale: 2.0` and 0.001": replace(OURS, backbone=Backbone(options=(("muon_scale", 2.0),))),
 }
 """Of the first target, with one seed: what is tuned in the paper's recipe, then what is ours."""
 
 
 @dataclass(frozen=True)
 class Muon:
-    """Muon in both training stages, beside AdamW at its best learning rate."""
+    """Muon in Stage 4, beside AdamW at the best learning rates that were tried."""
 
     number: int = 11
     title: str = "Past the paper: Muon"
     setting: str = (
-        "Equal tokens in both stages, and the same answers. The learning rate is that of experiment 1 where no other "
-        f"one is named. Trained on {FOCUS} alone, and measured on all held-out prompts."
+        f"Trained on {FOCUS} alone, {USUAL.epochs} epochs, and measured on all held-out prompts. Both have a backbone "
+        f"of {Backbone().steps} steps of AdamW at 0.003, and distil in batches of 2 at a learning rate of 0.0003; "
+        "Muon trains the matrices at `muonScale: 3.0` times that. Batches and rates were chosen with the first target, "
+        "seed 0, by the same prompts."
     )
 
     def wanted(self, *, full: bool) -> Sequence[Wanted]:
@@ -79,7 +80,7 @@ class Muon:
                 means = (str(statistics.mean(each)) for each in (plain, ours))
                 rows.append([target.title, str(len(there)), title, *means, str(ratio)])
             claims += [
-                Claim(f"Muon over AdamW for {target.title}, {title}", "not of the paper", ratio, above(ratio, 1))
+                Claim(f"Muon over AdamW for {target.title}, {title}", "not of the paper", ratio, directed=False)
                 for title in (FOCUS, "all")
                 for ratio in [ratios[f"{target.title}, {title}"]]
             ]

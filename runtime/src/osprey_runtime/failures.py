@@ -36,7 +36,8 @@ def failure_of(error: BaseException, scratch: Path) -> StageError:
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "can't allocate memory" in text:
         return StageError(
             FailureReason.OUT_OF_MEMORY,
-            f"memory ran out ({text or name}): lower sequenceLength, raise job.zeroStage, or give the pod more",
+            f"memory ran out ({text or name}): lower sequenceLength, raise job.zeroStage (with optimizer AdamW), or "
+            "give the pod more",
         )
     traceback.print_exception(error)
     # Told apart by name: torch is not imported here, and gloo has no type of its own.

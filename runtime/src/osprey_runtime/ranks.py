@@ -162,7 +162,7 @@ def _outcome(rank: int, code: int, scratch: Path) -> Outcome:
         return Outcome(
             failure=FailureReason.OUT_OF_MEMORY,
             message=f"rank {rank} was killed, as the kernel does when memory runs out: lower sequenceLength, raise "
-            "job.zeroStage, or give the pod more memory",
+            "job.zeroStage (with optimizer AdamW), or give the pod more memory",
         )
     if code == -signal.SIGBUS:
         return Outcome(

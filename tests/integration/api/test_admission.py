@@ -180,7 +180,7 @@ def test_a_deepspeed_config_is_refused_and_all_its_fields_are_named(apply, resou
     [
         (changed(DRAFTER, "distillation.globalBatchSize", 32), "job", {"gpusPerNode": 8, "nodes": 4}),
         (changed(DRAFTER, "distillation.globalBatchSize", 3), "job", {"gpusPerNode": 0, "nodes": 3}),
-        (changed(DRAFTER, "distillation.optimizer", "AdamW"), "job", {"zeroStage": 3}),
+        (DRAFTER, "job", {"zeroStage": 3}),
         (TRAINED, "job", {"zeroStage": 2, "gpusPerNode": 8}),
     ],
 )

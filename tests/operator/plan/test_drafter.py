@@ -149,6 +149,27 @@ def distilling():
     return world, world.job("distil")["metadata"]["uid"]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "zero_stage", "has_backbone", "muon_scale"),
+    [
+        (None, 0, True, 3.0),
+        (None, 1, True, None),
+        (None, 0, False, None),
+        ("AdamW", 0, True, None),
+        ("Muon", 0, False, 3.0),
+    ],
+)
+def test_muon_trains_what_has_a_backbone_unless_the_user_says_otherwise(
+    optimizer, zero_stage, has_backbone, muon_scale
+):
+    spec = {"job": {"zeroStage": zero_stage}, "distillation": {"optimizer": optimizer} if optimizer else {}}
+    world = drafter(**spec, **({} if has_backbone else {"backbone": None}))
+    world.settle()
+    for stage in ("resolve", "regenerate", "baseline", "convert"):
+        world.succeed(stage)
+    assert task_of(world.job("distil")).config.optimization.muon_scale == muon_scale
+
+
 def test_a_running_distil_is_left_alone_while_the_backbone_is_away():
     world, uid = distilling()
     world.observed = Observed(backbone=None)

@@ -15,9 +15,12 @@ SAVE_OFTEN = Execution(checkpoint_every_steps=10, checkpoints_kept=2)
 DEADLINE_S = 120
 
 
-@pytest.fixture
-def distil(machine, greedy_answers):
+@pytest.fixture(params=["AdamW", "Muon"])
+def distil(machine, greedy_answers, request):
     """Makes the task of a run of 90 steps on a machine of its own."""
+    optimizer, execution = {}, SAVE_OFTEN
+    if request.param == "Muon":
+        optimizer, execution = {"muon_scale": 3.0}, SAVE_OFTEN.model_copy(update={"zero_stage": 0})
 
     def make(folder: Path):
         other = type(machine)(folder)
@@ -25,7 +28,7 @@ def distil(machine, greedy_answers):
         answers = other.answers(greedy_answers)
         pruned = other.done(other.prune()).artifact
         initial = other.done(other.convert(answers, backbone=pruned)).artifact
-        return other, other.distil(initial, answers, epochs=15, execution=SAVE_OFTEN)
+        return other, other.distil(initial, answers, epochs=15, execution=execution, **optimizer)
 
     return make
 

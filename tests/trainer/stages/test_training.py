@@ -34,15 +34,17 @@ def test_a_history_goes_on_where_it_was_kept(tmp_path, at):
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "precision", "warns"),
+    ("capabilities", "precision", "muon", "warnings"),
     [
-        ({"avx512_bf16": False, "amx_bf16": False}, "BF16", True),
-        ({"avx512_bf16": False, "amx_bf16": False}, "FP32", False),
-        ({"avx512_bf16": True, "amx_bf16": False}, "BF16", False),
-        ({"bf16": True}, "BF16", False),
+        ({"avx512_bf16": False, "amx_bf16": False}, "BF16", False, ["precision FP32"]),
+        ({"avx512_bf16": False, "amx_bf16": False}, "FP32", False, []),
+        ({"avx512_bf16": False, "amx_bf16": False}, "FP32", True, ["optimizer AdamW"]),
+        ({"avx512_bf16": True, "amx_bf16": False}, "BF16", True, []),
+        ({"bf16": True}, "BF16", False, []),
     ],
 )
-def test_bf16_without_units_for_it_is_told(monkeypatch, caplog, capabilities, precision, warns):
+def test_bf16_without_units_for_it_is_told(monkeypatch, caplog, capabilities, precision, muon, warnings):  # noqa: PLR0917
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    warn_of_slow_bf16(precision)
-    assert ("precision FP32" in caplog.text) is warns
+    warn_of_slow_bf16(precision, muon=muon)
+    assert len(caplog.messages) == len(warnings)
+    assert all(word in message for word, message in zip(warnings, caplog.messages, strict=True))

@@ -1,8 +1,9 @@
 """What training costs: FLOPs, counted as they run, and which share of the machine's peak they make.
 
 A floating-point operation is an addition or a multiplication of a matrix product; nothing else is counted, and a
-product that runs twice counts twice. One step of every `EVERY` is counted, the first of a process among them; a step
-in between is taken to cost as much for each token as the last one that was counted.
+product that runs twice counts twice. Muon's products are left out: they belong to a step, however many tokens it has.
+One step of every `EVERY` is counted, the first of a process among them; a step in between is taken to cost as much for
+each token as the last one that was counted.
 """
 
 import time
@@ -47,17 +48,19 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         flops: so far.
+        paused: count nothing for now.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
+        self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         formula = _FORMULAS.get(func._overloadpacket)  # noqa: SLF001 - as torch's own counter finds it
-        if formula is not None:
+        if formula is not None and not self.paused:
             self.flops += formula(*args, **kwargs, out_val=out)
         return out
 
@@ -135,20 +138,28 @@ class CostMeter:
         self._world_size = world_size
         self._steps = 0
         self._waited_s = 0.0
-        self._counted: int | None = None
+        self._count: FlopCount | None = None
         self._per_token = 0.0
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """A step runs within it."""
-        self._waited_s, self._counted = 0.0, None
+        self._waited_s, self._count = 0.0, None
         if self._steps % EVERY == 0:
-            with FlopCount() as count:
+            with FlopCount() as self._count:
                 yield
-            self._counted = count.flops
         else:
             yield
         self._steps += 1
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """The step's optimizer runs within it."""
+        if self._count is not None:
+            self._count.paused = True
+        yield
+        if self._count is not None:
+            self._count.paused = False
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -164,8 +175,8 @@ class CostMeter:
             tokens: that all processes trained on.
             seconds: that it took.
         """
-        if self._counted is not None:
-            self._per_token = self._counted / max(1, tokens)
+        if self._count is not None:
+            self._per_token = self._count.flops / max(1, tokens)
         flops = self._per_token * tokens
         return StepCost(
             tokens=tokens,

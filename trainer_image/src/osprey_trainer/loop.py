@@ -243,7 +243,9 @@ class _Run(Generic[BatchT]):
             # Those of the ranks that have seen it.
             self._raise_diverged("The loss is not finite", [] if local_loss.isfinite() else batches)
         # Only now: a loss that is not finite must not reach the weights.
-        if not engine.step(learning_rate):
+        with self.cost.updating():
+            updated = engine.step(learning_rate)
+        if not updated:
             self._raise_diverged("The gradient is not finite", batches)
         if self.watch.exploded(float(loss)):
             self._raise_diverged(

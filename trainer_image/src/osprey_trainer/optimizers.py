@@ -25,8 +25,7 @@ def optimizer_of(model: nn.Module, settings: LoopSettings) -> Optimizer:
     if settings.muon_scale is None:
         return _adamw((p for _, p in trained), settings)
     matrices = [p for name, p in trained if is_matrix(name, p)]
-    taken = set(matrices)
-    others = [p for _, p in trained if p not in taken]
+    others = [p for name, p in trained if not is_matrix(name, p)]
     muon = Muon(matrices, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")
     (group,) = muon.param_groups
     group[SCALE] = settings.muon_scale
@@ -39,7 +38,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def _adamw(parameters: Iterable[Tensor], settings: LoopSettings) -> AdamW:
-    # A client optimiser of DeepSpeed's: its own AdamW compiles a kernel at the first start.
+    # Torch's: DeepSpeed's own AdamW compiles a kernel at the first start.
     return AdamW(
         parameters, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
     )

@@ -43,7 +43,7 @@ _DISTRIBUTIONS = ("osprey-trainer", "torch", "transformers", "deepspeed", "token
 
 
 @contextmanager
-def process_group(ctx: StageContext, precision: str) -> Iterator[torch.device]:
+def process_group(ctx: StageContext, precision: str, *, muon: bool = False) -> Iterator[torch.device]:
     """Joins the stage's processes, and yields the device of this one, which will compute in `precision`.
 
     The runner starts the processes and gives each its rank in the variables that torch reads.
@@ -51,7 +51,7 @@ def process_group(ctx: StageContext, precision: str) -> Iterator[torch.device]:
     device = join_process_group()
     if device.type == "cpu":
         _keep_freed_memory()
-        warn_of_slow_bf16(precision)
+        warn_of_slow_bf16(precision, muon=muon)
     yield device
     if ctx.world_size > 1:
         dist.destroy_process_group()
@@ -68,11 +68,15 @@ def _keep_freed_memory() -> None:
     libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def warn_of_slow_bf16(precision: str) -> None:
+def warn_of_slow_bf16(precision: str, *, muon: bool) -> None:
     """Logs that this CPU has to emulate bfloat16: with AVX2 alone it took seven times as long as fp32 (measured)."""
     units = torch.cpu.get_capabilities()
-    if precision == "BF16" and not any(units.get(unit) for unit in _BF16_UNITS):
+    if any(units.get(unit) for unit in _BF16_UNITS):
+        return
+    if precision == "BF16":
         log.warning("this CPU has no bfloat16 units: with precision FP32 the same takes a fraction of the time")
+    if muon:
+        log.warning("this CPU has no bfloat16 units, in which Muon computes: optimizer AdamW may be faster by far")
 
 
 def from_rank_0(value: T) -> T:

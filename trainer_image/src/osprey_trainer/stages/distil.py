@@ -70,7 +70,7 @@ def run(ctx: StageContext) -> DistilResult:
         text = text_config(read_config(folder))
         _check_sizes(drafter, text["vocab_size"], text["hidden_size"])
         check_shares(folder, ctx.task.execution.teacher_tensor_parallel)
-    with process_group(ctx, optimization.precision) as device:
+    with process_group(ctx, optimization.precision, muon=optimization.muon_scale is not None) as device:
         _check_memory(ctx, config, drafter, dialogues, device)
         teacher, head = _teacher(ctx, config, drafter, dialogues, device)
         objective = Distillation(

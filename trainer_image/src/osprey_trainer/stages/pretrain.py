@@ -53,7 +53,7 @@ def run(ctx: StageContext) -> PretrainResult:
         vocabulary = chosen.ids
         log.info("%d tokens are predicted: %.1f %% of the text", len(chosen.ids), 100 * chosen.coverage)
     batches = RandomWindows(stream, sequence_length=optimization.sequence_length, split=split, seed=optimization.seed)
-    with process_group(ctx, optimization.precision):
+    with process_group(ctx, optimization.precision, muon=optimization.muon_scale is not None):
         trained = run_loop(
             ctx,
             Pretraining(backbone, train_embedding=not config.freeze_embedding, vocabulary=vocabulary),
