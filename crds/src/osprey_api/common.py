@@ -131,9 +131,7 @@ class JobSettings(ApiModel):
         default=1, ge=0, le=64, description="GPUs, and so processes, per pod of a training stage; 0: CPU."
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(
-        default=0,
-        description="DeepSpeed ZeRO stage of the training stages: 0 splits nothing, and only with it an unset "
-        "optimizer is Muon.",
+        default=1, description="DeepSpeed ZeRO stage of the training stages."
     )
     checkpoint_every_steps: int = Field(
         default=500, ge=1, le=1000000, description="Optimizer steps between two checkpoints."
@@ -177,10 +175,10 @@ class JobSettings(ApiModel):
 class TrainingOptimization(ApiModel):
     """What Stage 2 and Stage 4 share."""
 
-    optimizer: Literal["AdamW", "Muon"] | None = Field(
-        default=None,
+    optimizer: Literal["AdamW", "Muon"] = Field(
+        default="AdamW",
         description="Muon: the matrices between embedding and head are trained with Muon, all else with AdamW; it "
-        "needs job.zeroStage 0. Unset: Muon for a drafter that has a backbone, if job.zeroStage is 0; else AdamW.",
+        "needs job.zeroStage 0.",
     )
     muon_scale: float = Field(
         default=3.0,
@@ -218,8 +216,7 @@ def training_rules(part: str) -> list[JsonDict]:
             "or set zeroStage to 2",
         },
         {
-            "rule": f"!has(self.{part}) || !has(self.{part}.optimizer) || self.{part}.optimizer != 'Muon' || "
-            "self.job.zeroStage == 0",
+            "rule": f"!has(self.{part}) || self.{part}.optimizer != 'Muon' || self.job.zeroStage == 0",
             "message": f"Muon needs whole matrices, which ZeRO splits: set job.zeroStage to 0, or {part}.optimizer "
             "to AdamW",
         },

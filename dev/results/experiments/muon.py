@@ -91,7 +91,8 @@ class Muon:
 
 WHY = (
     "Muon moves a matrix along all directions of its momentum alike, where AdamW follows the few that have large "
-    "gradients; in as few steps as here the features of the target are learnt sooner."
+    "gradients; in as few steps as here the features of the target are learnt sooner. It also forgets more of what "
+    "is not trained on. See [decision 9](decisions/0009-muon-is-an-option.md), which has what else was tried."
 )
 
 

@@ -145,7 +145,7 @@ def test_an_edit_gives_another_chance_to_a_failed_stage_whose_job_is_gone():
 
 
 def test_a_running_job_whose_template_changed_is_replaced_once_its_pods_are_gone():
-    world = distilling(distillation={"optimizer": "AdamW"})  # which does not depend on it
+    world = distilling()
     world.start("distil")
     world.edit(job={"zeroStage": 2})
     pod = world.pods[-1]

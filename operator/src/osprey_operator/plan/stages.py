@@ -75,7 +75,7 @@ def pretrain(pretraining: Pretraining) -> PretrainConfig:
         steps=pretraining.steps,
         loss_vocab_size=pretraining.loss_vocab_size,
         freeze_embedding=pretraining.freeze_embedding,
-        optimization=_optimization(pretraining, pretraining.optimizer or "AdamW"),
+        optimization=_optimization(pretraining),
     )
 
 
@@ -159,7 +159,7 @@ def distil(spec: OspreyDrafterSpec, resolved: Resolved) -> DistilConfig:
         hard_label_weight=wanted.hard_label_weight,
         freeze_embedding=wanted.freeze_embedding,
         teacher=wanted.teacher.mode,
-        optimization=_optimization(wanted, wanted.optimizer or _usual_optimizer(spec)),
+        optimization=_optimization(wanted),
     )
 
 
@@ -236,14 +236,9 @@ def _engine(spec: OspreyDrafterSpec, settings: Settings) -> Engine:
     )
 
 
-def _usual_optimizer(spec: OspreyDrafterSpec) -> str:
-    """Return Muon where it was found to help and can be used."""
-    return "Muon" if spec.backbone is not None and spec.job.zero_stage == 0 else "AdamW"
-
-
-def _optimization(training: Pretraining | Distillation, optimizer: str) -> Optimization:
+def _optimization(training: Pretraining | Distillation) -> Optimization:
     return Optimization(
-        muon_scale=training.muon_scale if optimizer == "Muon" else None,
+        muon_scale=training.muon_scale if training.optimizer == "Muon" else None,
         learning_rate=training.learning_rate,
         schedule=training.schedule,
         warmup_ratio=training.warmup_ratio,
