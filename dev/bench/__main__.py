@@ -61,7 +61,7 @@ def main(words: Sequence[str]) -> None:
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores / 4:
         say(f"this machine is busy (load {load:.1f} on {cores} cores): the times will say little")
-    for part in asked.only:  # each is written when it is there: all of them take an hour
+    for part in asked.only:  # each is written when it is there: all of them take more than an hour
         report = measured([part], specforge=asked.specforge, repeats=asked.repeats, cases=cases, options=options)
         report.write(RESULT if whole else TRIAL)
         if whole and not asked.no_docs:

@@ -160,6 +160,7 @@ class Lab:
             storage=self.storage,
             config=config,
             inputs=dict(inputs),
+            # One process: ZeRO has nothing to split, and Muon needs whole matrices.
             execution=Execution(zero_stage=0, checkpoint_every_steps=every, concurrency=IN_FLIGHT),
         )
 

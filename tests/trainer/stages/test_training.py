@@ -39,6 +39,7 @@ def test_a_history_goes_on_where_it_was_kept(tmp_path, at):
         ({"avx512_bf16": False, "amx_bf16": False}, "BF16", False, ["precision FP32"]),
         ({"avx512_bf16": False, "amx_bf16": False}, "FP32", False, []),
         ({"avx512_bf16": False, "amx_bf16": False}, "FP32", True, ["optimizer AdamW"]),
+        ({"avx512_bf16": False, "amx_bf16": False}, "BF16", True, ["precision FP32", "optimizer AdamW"]),
         ({"avx512_bf16": True, "amx_bf16": False}, "BF16", True, []),
         ({"bf16": True}, "BF16", False, []),
     ],

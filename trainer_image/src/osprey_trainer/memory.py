@@ -179,8 +179,8 @@ def check(need: Need, *, tokens: int, available: int) -> None:
     advice = (
         f"lower distillation.sequenceLength, to {tokens * room // need.unroll} or less"
         if room > 0
-        else "use larger GPUs, more of them with job.zeroStage 3 and optimizer AdamW, or a distillation.teacher that "
-        "is shared or captured"
+        else "use larger GPUs, more of them with job.zeroStage 3 and distillation.optimizer AdamW, or a "
+        "distillation.teacher that is shared or captured"
     )
     raise StageError(
         FailureReason.INVALID_CONFIG,
