@@ -130,7 +130,8 @@ def _claims(recipe: Recipe) -> str:
         "the target, its first blocks as the backbone, Stage 2 on "
         f"{600 * recipe.stage2_batch * recipe.stage2_window / 1e6:.1f} million tokens of English documentation, "
         f"{recipe.samples} prompts of a domain with answers of at most {recipe.answer_tokens} tokens, an unroll of "
-        f"{recipe.unroll}, a constant learning rate of {recipe.learning_rate:g}, embeddings frozen, fp32, all unless an experiment says otherwise."
+        f"{recipe.unroll}, a constant learning rate of {recipe.learning_rate:g}, embeddings frozen, fp32, all unless "
+        "an experiment says otherwise."
     )
 
 
