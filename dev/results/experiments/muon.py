@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 
 from dev.results import statistics
 from dev.results.bench import Bench, MissingError
-from dev.results.experiments.pairs import values
-from dev.results.finding import Claim, Finding, Table, number
+from dev.results.experiments.pairs import COLUMNS, lengths, values
+from dev.results.finding import Claim, Finding, Table
 from dev.results.specs import (
-    DOMAINS,
     FOCUS,
-    LETTERS,
     SMOLLM2,
     TARGETS,
     Backbone,
@@ -22,7 +20,6 @@ from dev.results.specs import (
 )
 from dev.results.statistics import Interval
 
-COLUMNS = (*DOMAINS, LETTERS)
 SEEDS = (0, 1, 2)
 OTHERS = [name for name in COLUMNS if name != FOCUS]
 USUAL = osprey()
@@ -113,7 +110,6 @@ def _steps(bench: Bench) -> list[Table]:
     for name, drafter in STEPS.items():
         if Judged(drafter) not in bench:
             continue
-        parts = (values(bench, [drafter], domains=each) for each in (None, *([domain] for domain in COLUMNS)))
         ratio = statistics.ratio(values(bench, [drafter]), reference)
-        rows.append([name, *(number(statistics.mean(part).value) for part in parts), str(ratio)])
+        rows.append([name, *lengths(bench, drafter), str(ratio)])
     return [Table(rows)]

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 
 from dev.results import statistics
 from dev.results.bench import Bench, MissingError
-from dev.results.experiments.pairs import values
-from dev.results.finding import Finding, Table, number
-from dev.results.specs import DOMAINS, FOCUS, LETTERS, Backbone, Drafter, Judged, Wanted, osprey
+from dev.results.experiments.pairs import COLUMNS, lengths, values
+from dev.results.finding import Finding, Table
+from dev.results.specs import FOCUS, Backbone, Drafter, Judged, Wanted, osprey
 
-COLUMNS = (*DOMAINS, LETTERS)
 STEPS = 150
 """Of Stage 2 where its options are compared: a quarter of the usual, as experiment 2 has it too."""
 BATCH, WINDOW = 8, 128
@@ -76,11 +75,11 @@ class OptionsOf:
             missing += [f"{stage}, {name}" for name in options if name not in there]
             if not there or Judged(plain) not in bench:
                 continue
-            rows = [[stage, "acceptance length", *COLUMNS, "ratio"], ["without a change", *_lengths(bench, plain), "1"]]
+            rows = [[stage, "acceptance length", *COLUMNS, "ratio"], ["without a change", *lengths(bench, plain), "1"]]
             reference = values(bench, [plain])
             for name, drafter in there.items():
                 ratio = ratios[f"{stage}, {name}"] = statistics.ratio(values(bench, [drafter]), reference)
-                rows.append([name, *_lengths(bench, drafter), str(ratio)])
+                rows.append([name, *lengths(bench, drafter), str(ratio)])
             tables.append(Table(rows))
         if not ratios:
             raise MissingError("only FULL=1 has it")
@@ -94,9 +93,3 @@ class OptionsOf:
             values=ratios,
             missing=missing,
         )
-
-
-def _lengths(bench: Bench, drafter: Drafter) -> list[str]:
-    """All prompts first, then each domain's."""
-    parts = (values(bench, [drafter], domains=each) for each in (None, *([domain] for domain in COLUMNS)))
-    return [number(statistics.mean(part).value) for part in parts]

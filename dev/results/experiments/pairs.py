@@ -9,7 +9,8 @@ from dev.plots import Line
 from dev.results import statistics
 from dev.results.bench import Bench
 from dev.results.data import HELD_OUT
-from dev.results.specs import FOCUS, Drafter, Judged, eagle3, osprey
+from dev.results.finding import number
+from dev.results.specs import DOMAINS, FOCUS, LETTERS, Drafter, Judged, eagle3, osprey
 from dev.results.statistics import Values
 
 
@@ -23,6 +24,8 @@ class Method(Protocol):
 OSPREY, EAGLE3 = "Osprey", "EAGLE-3"
 METHODS: Mapping[str, Method] = {OSPREY: osprey, EAGLE3: eagle3}
 """Both, by their names in tables."""
+COLUMNS = (*DOMAINS, LETTERS)
+"""Domains of the held-out prompts."""
 
 
 def values(
@@ -47,6 +50,12 @@ def values(
     kept = [domains is None or answer.domain in domains for answer in counts[0]]
     selected: Values = found[np.array(kept)]
     return selected
+
+
+def lengths(bench: Bench, drafter: Drafter) -> list[str]:
+    """Return a drafter's means for a table: of all prompts first, then of each domain of `COLUMNS`."""
+    parts = (values(bench, [drafter], domains=each) for each in (None, *([domain] for domain in COLUMNS)))
+    return [number(statistics.mean(part).value) for part in parts]
 
 
 def line(name: str, points: dict[float, Values]) -> Line:

@@ -46,8 +46,9 @@ _DISTRIBUTIONS = ("osprey-trainer", "torch", "transformers", "deepspeed", "token
 def process_group(ctx: StageContext, precision: str, *, muon: bool = False) -> Iterator[torch.device]:
     """Joins the stage's processes, and yields the device of this one, which will compute in `precision`.
 
-    muon: and Muon in bfloat16, whatever that is.
     The runner starts the processes and gives each its rank in the variables that torch reads.
+
+    muon: the optimizer will be Muon, which computes in bfloat16 in any case.
     """
     device = join_process_group()
     if device.type == "cpu":
