@@ -107,7 +107,10 @@ class Inputs:
 
     @classmethod
     def load(cls, case: Case) -> Self:
-        """Read what `prepare` made; the same for the same case in every process."""
+        """Read what `prepare` made; the same for the same case in every process.
+
+        A vocabulary smaller than the target's folds the ids over: what a step costs does not depend on which they are.
+        """
         tensors = load_file(_states_file(case))
         head = _head(tensors["head"], case.vocabulary)
         drafter = Drafter.from_scratch(
@@ -127,7 +130,8 @@ class Inputs:
             last = tensors[f"last_hidden.{index}"]
             greedy = torch.cat([head.logits(rows).argmax(-1) for rows in last.split(256)])
             states = TargetStates(tensors[f"taps.{index}"], last)
-            samples.append(Sample(tensors[f"ids.{index}"], tensors[f"answer.{index}"], states, greedy))
+            ids = tensors[f"ids.{index}"] % case.vocabulary
+            samples.append(Sample(ids, tensors[f"answer.{index}"], states, greedy))
         return cls(samples, head, drafter)
 
     def batch(self) -> DialogueBatch:

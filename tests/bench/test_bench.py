@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dev.bench import __main__ as command
 from dev.bench import measure
@@ -36,6 +37,11 @@ from osprey_trainer.vocabulary import choose_draft_vocabulary
 
 MACHINE = Machine("A Processor", 2, ("avx2",), 24.0, 2, "2.14")
 CASE = Case(500, 200, Kind.DEMO)
+CONFIG = {
+    "model_type": "llama", "vocab_size": CASE.vocabulary, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 256, "rope_theta": 10000.0, "dtype": "float32",
+}  # fmt: skip
 SPECFORGE = os.environ.get("SPECFORGE")  # noqa: TID251 - a checkout that whoever tests may bring
 
 
@@ -67,12 +73,7 @@ def inputs():
         return torch.randn(*shape, generator=generator)
 
     head = TeacherHead(normal(CASE.vocabulary, 64) * 0.3)
-    config = {
-        "model_type": "llama", "vocab_size": CASE.vocabulary, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 256, "rope_theta": 10000.0, "dtype": "float32",
-    }  # fmt: skip
-    drafter = Drafter.from_scratch(target_config=config, target_embedding=head.weight, tapped_layers=(2, 4, 5), seed=0)
+    drafter = Drafter.from_scratch(target_config=CONFIG, target_embedding=head.weight, tapped_layers=(2, 4, 5), seed=0)
     counts = torch.randint(9, (CASE.vocabulary,), generator=generator)
     drafter = drafter.with_draft_vocabulary(
         choose_draft_vocabulary(counts, CASE.draft_vocabulary, num_tokens=CASE.vocabulary)
@@ -131,6 +132,29 @@ def test_a_task_survives_its_way_to_another_process():
 def test_a_measurement_that_fails_says_why():
     with pytest.raises(SystemExit, match=r"ended with 2:\n(.|\n)*No such file"):
         measure.in_process("json.tool", {"not": "a file"})
+
+
+@pytest.mark.parametrize("vocabulary", [40, 100, 130])
+def test_a_step_can_have_another_vocabulary_than_the_target(vocabulary, tmp_path, monkeypatch):
+    length, hidden, known = 12, 64, 100
+    generator = torch.Generator().manual_seed(0)
+    states = {
+        "head": torch.randn(known, hidden, generator=generator),
+        "tapped_layers": torch.tensor([2, 4, 5]),
+        "counts": torch.zeros(known, dtype=torch.long),
+        "ids.0": known - 1 - torch.arange(length),
+        "answer.0": torch.arange(length) >= 1,
+        "taps.0": torch.randn(length, 3 * hidden, generator=generator),
+        "last_hidden.0": torch.randn(length, hidden, generator=generator),
+    }
+    save_file(states, tmp_path / "states")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.setattr("dev.bench.inputs._states_file", lambda _: tmp_path / "states")
+    monkeypatch.setattr("dev.models.folder", lambda: tmp_path)
+    case = Case(vocabulary, vocabulary, Kind.ALL, tokens=length)
+    step = Osprey(case, Inputs.load(case))
+    assert len(step.rows()) == case.steps
+    assert step.step()[0] > 0
 
 
 def test_our_step_is_repeatable_and_has_its_rows(inputs):

@@ -4,6 +4,7 @@ import atexit
 import json
 import logging
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -109,15 +110,18 @@ class Engine:
             return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
     def save(self, folder: Path) -> None:
-        """Weights and optimiser; every rank writes its own share."""
-        self._engine.save_checkpoint(folder, tag=TAG)
+        """Weights that are trained, and their optimizer; every rank writes its own share.
+
+        Those that are not, such as the embedding of a large vocabulary, come from the artifact that training begins with.
+        """
+        self._engine.save_checkpoint(folder, tag=TAG, exclude_frozen_parameters=True)
 
     def load(self, folder: Path) -> None:
         """Reads what `save` wrote, at the same kind of ZeRO stage.
 
         At another world size it must have been converted, but under ZeRO stage 0, where nothing is split.
         """
-        self._engine.load_checkpoint(folder, tag=TAG)
+        self._engine.load_checkpoint(folder, tag=TAG, custom_load_fn=_load_trained)
 
     def close(self) -> None:
         """Frees what DeepSpeed holds; the objective's weights stay."""
@@ -137,6 +141,19 @@ def deepspeed_config(settings: LoopSettings, *, universal: bool) -> dict[str, An
         "zero_optimization": {"stage": settings.zero_stage},
         "checkpoint": {"load_universal": universal},
     }
+
+
+def _load_trained(src: Mapping[str, Tensor], dst: nn.Module) -> None:
+    """Loads weights of which only those that are not trained may be missing.
+
+    Raises:
+        RuntimeError: they are of another model.
+    """
+    found = dst.load_state_dict(src, strict=False)
+    frozen = {name for name, p in dst.named_parameters() if not p.requires_grad}
+    missing = sorted(set(found.missing_keys) - frozen)
+    if missing or found.unexpected_keys:
+        raise RuntimeError(f"the checkpoint lacks {missing} and has {found.unexpected_keys} besides")
 
 
 class _Autocast(nn.Module):
