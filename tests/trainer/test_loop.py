@@ -107,14 +107,14 @@ def test_a_loss_over_part_of_the_vocabulary_is_that_of_its_own_softmax(pretraini
     loss, totals = objective(batch, 1 / rows)
     loss.backward()
 
-    expected = pretraining().backbone
+    expected = pretraining().model
     hidden = expected(batch.ids[:, :-1]).flatten(0, 1)[kept]
     logits = hidden @ expected.head_weight[ids].T
     reference = nn.functional.cross_entropy(logits, torch.searchsorted(ids, labels[kept]))
     reference.backward()
     torch.testing.assert_close(loss, reference)
     assert objective.summarise(totals)["cross_entropy"] == pytest.approx(reference.item(), rel=1e-5)
-    for (name, value), other in zip(objective.backbone.named_parameters(), expected.parameters(), strict=True):
+    for (name, value), other in zip(objective.model.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(value.grad, other.grad, atol=1e-6, rtol=1e-5, msg=name)
 
 
@@ -125,7 +125,7 @@ def test_every_step_tells_its_cost(pretraining, windows):
     tokens = windows[0].tokens
     assert [cost.tokens for cost in log.costs] == [tokens] * 3
     # Every product of a weight with an input has two more of its size in the backward pass.
-    backbone = objective.backbone
+    backbone = objective.model
     weights = sum(p.numel() for p in backbone.layers.parameters() if p.dim() == 2) + backbone.head_weight.numel()
     assert log.costs[0].flops == log.costs[2].flops >= 6 * tokens * weights
     assert all(0 < cost.mfu < 1 and 0 <= cost.waited_s < cost.seconds for cost in log.costs)
@@ -149,9 +149,9 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(pretraining, windows, ze
     source = Cycle(windows)
     hidden, labels = [], []
     for batch in (next(source) for _ in range(accumulation)):
-        hidden.append(expected.backbone(batch.ids[:, :-1]).flatten(0, 1))
+        hidden.append(expected.model(batch.ids[:, :-1]).flatten(0, 1))
         labels.append(batch.ids[:, 1:].flatten())
-    logits = torch.cat(hidden) @ expected.backbone.head_weight.T
+    logits = torch.cat(hidden) @ expected.model.head_weight.T
     loss = nn.functional.cross_entropy(logits, torch.cat(labels))
     loss.backward()
     nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
@@ -161,7 +161,7 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(pretraining, windows, ze
     assert result.loss == expected_loss
     assert result.tokens == 24 * accumulation
     assert result.metrics["cross_entropy"] == expected_loss
-    for name, value in expected.backbone.state_dict().items():
+    for name, value in expected.model.state_dict().items():
         torch.testing.assert_close(result.weights[name], value, atol=1e-4, rtol=1e-4)
 
 
@@ -190,7 +190,7 @@ def test_resumed_training_ends_in_the_same_bits(pretraining, windows, tmp_path, 
         return _step(self, learning_rate)
 
     monkeypatch.setattr(Engine, "step", step)
-    noisy = lambda: Noisy(pretraining().backbone)  # noqa: E731
+    noisy = lambda: Noisy(pretraining().model)  # noqa: E731
     straight = train(noisy(), Cycle(windows), settings(**options), progress=Log())
     expected, trace[:] = list(trace), []
 
@@ -254,7 +254,7 @@ def test_micro_batches_wait_in_the_hosts_memory(pretraining, windows):
             return super().forward(batch, scale)
 
     batches = itertools.cycle([Traced(window.ids, window.names) for window in windows])
-    train(Traces(pretraining().backbone), batches, settings(steps=1, accumulation=2), progress=Log())
+    train(Traces(pretraining().model), batches, settings(steps=1, accumulation=2), progress=Log())
     first, second = windows[0].names, windows[1].names
     assert events[-4:] == [first, ("forward", *first), second, ("forward", *second)]
 
@@ -267,6 +267,27 @@ def test_periodic_checkpoints_are_written_and_the_newest_is_used(pretraining, wi
     log = Log()
     train(pretraining(), Cycle(windows), s, progress=log, checkpoints=checkpoints)
     assert [line[0] for line in log.lines] == [5]
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_checkpoint_holds_what_is_trained_once_and_nothing_else(pretraining, windows, tmp_path, zero_stage):
+    checkpoints, s = Folder(tmp_path), settings(steps=4, checkpoint_every_steps=2, zero_stage=zero_stage)
+    make = lambda: pretraining(train_embedding=False)  # noqa: E731
+    straight = train(make(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    (weights,) = (tmp_path / "2" / "state").glob("*model_states.pt")
+    saved = torch.load(weights, weights_only=False)["module"]
+    trained = {f"objective.model.{name}" for name, p in make().model.named_parameters() if p.requires_grad}
+    assert saved.keys() == trained
+    resumed = train(make(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    for name, value in straight.weights.items():
+        assert torch.equal(resumed.weights[name], value), name
+
+
+def test_a_checkpoint_of_another_model_is_refused(pretraining, windows, tmp_path):
+    checkpoints, s = Folder(tmp_path), settings(steps=3, checkpoint_every_steps=2)
+    train(pretraining(train_embedding=False), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    with pytest.raises(RuntimeError, match="lacks .*embed_tokens"):
+        train(pretraining(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
 
 
 @pytest.mark.parametrize("hidden", ["rank0.pt", "state"])
@@ -327,7 +348,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_samples(pretraining, wind
             loss, totals = super().forward(batch, scale)
             return (loss * float("nan") if self.calls == 5 else loss), totals
 
-    objective = Breaks(pretraining().backbone)
+    objective = Breaks(pretraining().model)
     with pytest.raises(StageError) as error:
         train(objective, Cycle(windows[1:2]), settings(accumulation=2), progress=Log())
     assert error.value.reason is FailureReason.DIVERGED
@@ -351,7 +372,7 @@ def test_a_gradient_that_is_not_finite_stops_before_it_reaches_the_weights(
             loss, totals = super().forward(batch, scale)
             return (loss + (loss - loss.detach()).sqrt() if self.calls == 5 else loss), totals
 
-    objective = Breaks(pretraining().backbone)
+    objective = Breaks(pretraining().model)
     s = settings(accumulation=accumulation, zero_stage=zero_stage)
     with pytest.raises(StageError, match=f"gradient is not finite at step {5 if accumulation == 1 else 3}: ") as error:
         train(objective, Cycle(windows[1:2]), s, progress=Log())
@@ -374,7 +395,7 @@ def test_a_loss_that_explodes_stops_with_step_and_samples_and_the_last_good_chec
     checkpoints, log = Folder(tmp_path), Log()
     s = settings(steps=100, learning_rate=1e-4, checkpoint_every_steps=5)
     with pytest.raises(StageError, match="The loss explodes: it has been more than 3 times the usual ") as error:
-        train(Explodes(pretraining().backbone), Cycle(windows[1:2]), s, progress=log, checkpoints=checkpoints)
+        train(Explodes(pretraining().model), Cycle(windows[1:2]), s, progress=log, checkpoints=checkpoints)
     assert error.value.reason is FailureReason.DIVERGED
     assert "for 20 steps and is " in str(error.value)
     assert "at step 53: lower the learning rate, or look at the samples of its batch, w1a, w1b. " in str(error.value)
@@ -394,7 +415,7 @@ def test_a_run_that_goes_on_still_knows_the_usual_loss(pretraining, windows, tmp
     train(pretraining(), Cycle(windows), settings(steps=26, **s), progress=Log(), checkpoints=checkpoints)
     with pytest.raises(StageError, match=r"The loss explodes.* at step 45: "):
         train(
-            Explodes(pretraining().backbone),
+            Explodes(pretraining().model),
             Cycle(windows),
             settings(steps=100, **s),
             progress=Log(),
@@ -419,7 +440,7 @@ def test_the_effective_deepspeed_config_is_logged(pretraining, windows, caplog):
 def test_the_average_lags_behind_the_weights(pretraining, windows):
     raw = train(pretraining(), Cycle(windows), settings(), progress=Log()).weights
     averaged = train(pretraining(), Cycle(windows), settings(ema_decay=0.5), progress=Log()).weights
-    start = pretraining().backbone.state_dict()
+    start = pretraining().model.state_dict()
     for name in ("layers.0.mlp.up_proj.weight", "norm.weight"):
         assert 0 < (averaged[name] - start[name]).norm() < (raw[name] - start[name]).norm()
 
@@ -450,7 +471,7 @@ def test_pretraining_lowers_the_loss_and_can_leave_the_embedding_alone(pretraini
     result = train(objective, Cycle(windows), s, progress=log)
     assert log.losses[-1] < 0.7 * log.losses[0]
     assert log.lines[-1][3]["cross_entropy"] == pytest.approx(log.losses[-1], rel=1e-4)
-    start = pretraining().backbone.state_dict()
+    start = pretraining().model.state_dict()
     assert torch.equal(result.weights["embed_tokens.weight"], start["embed_tokens.weight"])
     assert not torch.equal(result.weights["norm.weight"], start["norm.weight"])
 
@@ -517,5 +538,5 @@ def test_distillation_can_leave_embedding_and_head_alone(trained, target):
         train_embedding=False,
         train_head=False,
     )
-    frozen = {name for name, p in objective.drafter.named_parameters() if not p.requires_grad}
+    frozen = {name for name, p in objective.model.named_parameters() if not p.requires_grad}
     assert frozen == {"embed_tokens.weight", "lm_head.weight"}

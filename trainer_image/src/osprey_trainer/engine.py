@@ -147,13 +147,12 @@ def _load_trained(src: Mapping[str, Tensor], dst: nn.Module) -> None:
     """Loads weights of which only those that are not trained may be missing.
 
     Raises:
-        RuntimeError: they are of another model.
+        RuntimeError: others are.
     """
-    found = dst.load_state_dict(src, strict=False)
-    frozen = {name for name, p in dst.named_parameters() if not p.requires_grad}
-    missing = sorted(set(found.missing_keys) - frozen)
-    if missing or found.unexpected_keys:
-        raise RuntimeError(f"the checkpoint lacks {missing} and has {found.unexpected_keys} besides")
+    missing = set(dst.load_state_dict(src, strict=False).missing_keys)
+    lacking = sorted(missing & {name for name, p in dst.named_parameters() if p.requires_grad})
+    if lacking:
+        raise RuntimeError(f"the checkpoint lacks {', '.join(lacking)}")
 
 
 class _Autocast(nn.Module):

@@ -60,6 +60,7 @@ class Objective(nn.Module, ABC, Generic[BatchT]):
 class Distillation(Objective[DialogueBatch]):
     """Training-time test: sum over unroll steps k of weight[k] times the mean divergence from the teacher."""
 
+    model: Drafter
     teacher_weight: Tensor
     step_weights: Tensor
 
@@ -88,7 +89,7 @@ class Distillation(Objective[DialogueBatch]):
         super().__init__()
         drafter.embed_tokens.requires_grad_(train_embedding)
         drafter.lm_head.requires_grad_(train_head)
-        self.model = self.drafter = drafter
+        self.model = drafter
         self.steps, self.divergence, self.chunk = len(step_weights), divergence, chunk
         self.register_buffer("step_weights", torch.tensor(step_weights, dtype=torch.float32), persistent=False)
         # Logits of the draft vocabulary are all that the teacher is asked for.
@@ -99,11 +100,11 @@ class Distillation(Objective[DialogueBatch]):
 
     def rows(self, batch: DialogueBatch) -> Tensor:
         """Supervised rows of each unroll step: int64 [steps]."""
-        return supervise(batch, self.drafter.t2d, self.steps).scored.sum(1)
+        return supervise(batch, self.model.t2d, self.steps).scored.sum(1)
 
     def forward(self, batch: DialogueBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """-> (sum over k of weight[k] · scale[k] · sum of the rows' losses, totals for `summarise`)."""
-        drafter = self.drafter
+        drafter = self.model
         supervision = supervise(batch, drafter.t2d, self.steps)
         scored, labels = supervision.scored, supervision.labels
         outputs = unroll(drafter, batch, supervision.rows.tolist(), self.steps)
@@ -147,6 +148,7 @@ _NOT_PREDICTED = -1
 class Pretraining(Objective[WindowBatch]):
     """Next-token cross-entropy of a backbone."""
 
+    model: Backbone
     vocabulary: Tensor | None
     index: Tensor
 
@@ -168,7 +170,7 @@ class Pretraining(Objective[WindowBatch]):
         """
         super().__init__()
         backbone.embed_tokens.requires_grad_(train_embedding)
-        self.model = self.backbone = backbone
+        self.model = backbone
         self.chunk = chunk
         rows = len(backbone.head_weight)
         ids = torch.arange(rows) if vocabulary is None else vocabulary
@@ -184,9 +186,9 @@ class Pretraining(Objective[WindowBatch]):
         """-> (scale[0] · sum of the tokens' losses, totals for `summarise`)."""
         labels = self._labels(batch)
         predicted_rows = labels != _NOT_PREDICTED
-        hidden = self.backbone(batch.ids[:, :-1]).flatten(0, 1)[predicted_rows]
+        hidden = self.model(batch.ids[:, :-1]).flatten(0, 1)[predicted_rows]
         labels = labels[predicted_rows]
-        head = self.backbone.head_weight if self.vocabulary is None else self.backbone.head_weight[self.vocabulary]
+        head = self.model.head_weight if self.vocabulary is None else self.model.head_weight[self.vocabulary]
         loss, predicted = chunked.hard_cross_entropy(hidden, head, labels, scale.expand(len(labels)), chunk=self.chunk)
         total = loss.detach() / scale[0]
         return loss, torch.stack([total, (predicted == labels).sum(), total.new_tensor(len(labels))])
