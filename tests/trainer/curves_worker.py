@@ -99,7 +99,13 @@ def make(case: Case, models: Models, *, rank: int, world_size: int) -> tuple[Obj
     drafter = Drafter.load(models.drafter)
     target = Target(models.target, tapped_layers=drafter.config.tapped_layers)
     batches = DialogueBatches(dialogues(), OnlineTeacher(target, greedy=False, device=CPU), split=split, seed=1)
-    objective = Distillation(drafter, target.head, step_weights=(1.0, 0.8, 0.64), divergence=Divergence())
+    objective = Distillation(
+        drafter,
+        target.head,
+        step_weights=(1.0, 0.8, 0.64),
+        divergence=Divergence(),
+        train_embedding=False,  # what is not trained is in no checkpoint
+    )
     return objective, batches
 
 

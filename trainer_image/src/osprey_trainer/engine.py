@@ -112,7 +112,7 @@ class Engine:
     def save(self, folder: Path) -> None:
         """Weights that are trained, and their optimizer; every rank writes its own share.
 
-        Those that are not, such as the embedding of a large vocabulary, come from the artifact that training begins with.
+        Those that are not, often the embedding of a large vocabulary, come from the artifact that training begins with.
         """
         self._engine.save_checkpoint(folder, tag=TAG, exclude_frozen_parameters=True)
 
