@@ -140,7 +140,7 @@ def main() -> int:
     for problem in real:
         print(f"missing: {problem.what}\n   {problem.remedy}", file=sys.stderr)
     if real and uses_own_cluster:
-        print("An existing cluster will do as well: KUBECONFIG=FILE make demo", file=sys.stderr)
+        print("An existing cluster will do as well: docs/demo.md says how", file=sys.stderr)
     return 1 if real else 0
 
 

@@ -121,8 +121,9 @@ class Inputs:
         )
         if case.draft_vocabulary < case.vocabulary:
             # Counted on other dialogues too, so that a few tokens of these are not among them.
-            counts = torch.zeros(case.vocabulary, dtype=torch.long)
-            counts[: len(tensors["counts"])] = tensors["counts"]
+            found = tensors["counts"]
+            folded = torch.arange(len(found)) % case.vocabulary
+            counts = torch.zeros(case.vocabulary, dtype=torch.long).index_add_(0, folded, found)
             size = case.draft_vocabulary
             drafter = drafter.with_draft_vocabulary(choose_draft_vocabulary(counts, size, num_tokens=case.vocabulary))
         samples = []

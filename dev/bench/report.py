@@ -128,7 +128,11 @@ def against_section(rows: Sequence[Row], machine: Machine) -> str:
 {machine}.
 
 One step: forward and backward of the unroll, K = 5, an EAGLE-3 layer of hidden size 576 in fp32, from token ids, tapped
-states, the target's last hidden states and its head. `demo` is two batches of the demonstration in one{about},
+states, the target's last hidden states and its head. T is the tokens of a step, V the target's vocabulary, Vd the
+drafter's, K the steps of the unroll, MFU the share of the machine's peak in matrix products. The target is SmolLM2, of
+49,152 tokens; for another V its head has random rows added, or is cut.
+
+`demo` is two batches of the demonstration in one{about},
 `all` one sequence of 1024 tokens of which every row is supervised. Speed is our tokens per second by SpecForge's,
 memory our peak by SpecForge's, each above the process's memory before the step; medians, with the lowest and the
 highest in brackets.
@@ -143,7 +147,7 @@ GPU. What it marks for torch.compile is compiled, in a step before those that co
 that is not compiled, which adds up more exactly.
 Its loss mask is replaced by the exact rows of each step, as it would otherwise train some that serving never asks for;
 that changes nothing in its cost, since it computes every row either way. Two of its
-options can be tried: `python -m dev.bench --specforge CHECKOUT --only specforge` with `--eager` or
+options can be tried: `.venv/bin/python -m dev.bench --specforge CHECKOUT --only specforge` with `--eager` or
 `--compact-teacher`. On a GPU: not measured.
 """
 
@@ -163,13 +167,13 @@ def growth_section(growth: Growth, machine: Machine) -> str:
             for point in points
         ]
 
-    head = ["T", "V", "seconds", "peak MiB", "one tensor T x V would be"]
+    head = ["T", "V", "seconds", "peak MiB", "MiB of one tensor T x V"]
     return f"""## Growth
 
 `make bench-training`. {machine}.
 
-A step as above, every row supervised, the full vocabulary. From the first to the last row a further token takes
-{growth.floats_per_token:,.0f} fp32 numbers, a further entry of the vocabulary
+A step as above, every row supervised, the full vocabulary. Over the lengths, a further token takes
+{growth.floats_per_token:,.0f} fp32 numbers; over the vocabularies at one length, a further entry takes
 {growth.floats_per_vocabulary_entry:,.0f}. If memory grew with T x V, a further token would take more of a larger
 vocabulary: of {growth.at_most.vocabulary:,} entries it takes {growth.floats_per_token_at_most:,.0f}.
 

@@ -66,7 +66,7 @@ def path(name: str) -> Path:
     """
     file = _place(name)
     if not file.exists():
-        raise MissingProgramError(f"{name} is not built: run `python -m dev.cluster build` (or `make setup`)")
+        raise MissingProgramError(f"{name} is not built: run `make setup`")
     return file
 
 
@@ -115,7 +115,9 @@ def build() -> list[str]:
 
 def _build_go(module: str, name: str) -> None:
     if shutil.which("go") is None:
-        raise MissingProgramError("Go is missing: install Go 1.21 or newer (it fetches the release it needs)")
+        raise MissingProgramError(
+            "Go is missing: install Go 1.26 or newer, or 1.21 and let it fetch that (GOTOOLCHAIN=auto)"
+        )
     program = GO_PROGRAMS[name]
     flags = ["-mod=readonly", "-trimpath", "-buildvcs=false"]
     link = "-s -w"

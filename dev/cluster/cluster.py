@@ -70,7 +70,7 @@ class Cluster:
         try:
             return str(json.loads(self.kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
         except FileNotFoundError:
-            raise ClusterError(f"cluster {self.name} is not up: run `python -m dev.cluster up`") from None
+            raise ClusterError(f"cluster {self.name} is not up: run `python3 -m dev.cluster up`") from None
 
     @property
     def host_address(self) -> str:
@@ -160,7 +160,7 @@ class Cluster:
 
     def _require(self) -> None:
         if names := binaries.unbuilt():
-            raise ClusterError(f"{', '.join(names)}: not built yet; run `python -m dev.cluster build` (make setup)")
+            raise ClusterError(f"{', '.join(names)}: not built yet; run `make setup`")
         if packages := binaries.missing_packages(node=self.has_node):
             raise ClusterError(f"install the Debian packages {' '.join(packages)} (make setup, as root, does)")
         if self.has_node and os.geteuid() != 0:

@@ -113,7 +113,7 @@ class Sandbox:
         """
         first = self._first_process()
         if first is None:
-            raise RuntimeError("the cluster has no node that runs: start one with `python -m dev.cluster up`")
+            raise RuntimeError("the cluster has no node that runs: start one with `python3 -m dev.cluster up`")
         return ["nsenter", f"--target={first}", "--net", "--mount", "--pid", "--", *map(str, command)]
 
     def run(self, *command: str | Path) -> str:

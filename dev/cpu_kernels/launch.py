@@ -2,7 +2,7 @@
 
 Standard library only. As a script it replaces itself by the server:
 
-    python dev/cpu_kernels/launch.py --model MODEL [--drafter DRAFTER] [--port 30000] [SGLANG FLAGS ...]
+    .venv/bin/python dev/cpu_kernels/launch.py --model MODEL [--drafter DRAFTER] [--port 30000] [SGLANG FLAGS ...]
 """
 
 import argparse

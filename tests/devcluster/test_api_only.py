@@ -122,4 +122,4 @@ def test_the_command_says_how_to_start_a_cluster_that_is_not_up():
     )
 
     assert done.returncode == 1
-    assert "not up: run `python -m dev.cluster up`" in done.stderr
+    assert "not up: run `python3 -m dev.cluster up`" in done.stderr

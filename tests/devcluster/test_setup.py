@@ -39,7 +39,7 @@ def test_up_before_a_build_says_what_to_run(tmp_path):
 
     assert done.returncode == 1
     assert "kubelet" in done.stderr
-    assert "python -m dev.cluster build" in done.stderr
+    assert "run `make setup`" in done.stderr
 
 
 def test_what_is_built_is_not_built_again():

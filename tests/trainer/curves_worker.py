@@ -39,6 +39,7 @@ class Case:
     ema_decay: float | None = None
     steps: int = STEPS
     muon_scale: float | None = None
+    train_embedding: bool = True
 
     @property
     def settings(self) -> LoopSettings:
@@ -94,7 +95,8 @@ def make(case: Case, models: Models, *, rank: int, world_size: int) -> tuple[Obj
     """Objective and batches of one rank."""
     split = Split(GLOBAL_BATCH, rank, world_size, case.accumulation)
     if case.objective == "pretraining":
-        objective = Pretraining(Backbone.prune(models.source, 2), vocabulary=torch.arange(32))
+        backbone = Backbone.prune(models.source, 2)
+        objective = Pretraining(backbone, vocabulary=torch.arange(32), train_embedding=case.train_embedding)
         return objective, RandomWindows(Text(), sequence_length=12, split=split, seed=1)
     drafter = Drafter.load(models.drafter)
     target = Target(models.target, tapped_layers=drafter.config.tapped_layers)
@@ -104,7 +106,7 @@ def make(case: Case, models: Models, *, rank: int, world_size: int) -> tuple[Obj
         target.head,
         step_weights=(1.0, 0.8, 0.64),
         divergence=Divergence(),
-        train_embedding=False,  # what is not trained is in no checkpoint
+        train_embedding=case.train_embedding,
     )
     return objective, batches
 

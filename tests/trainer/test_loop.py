@@ -283,7 +283,7 @@ def test_a_checkpoint_holds_what_is_trained_once_and_nothing_else(pretraining, w
         assert torch.equal(resumed.weights[name], value), name
 
 
-def test_a_checkpoint_of_another_model_is_refused(pretraining, windows, tmp_path):
+def test_a_checkpoint_without_a_weight_that_is_trained_is_refused(pretraining, windows, tmp_path):
     checkpoints, s = Folder(tmp_path), settings(steps=3, checkpoint_every_steps=2)
     train(pretraining(train_embedding=False), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
     with pytest.raises(RuntimeError, match=r"lacks .*embed_tokens"):

@@ -326,13 +326,11 @@ class _Saved:
         folder: its files, of all ranks.
         state: of this rank.
         is_converted: it was split otherwise, and is read from a universal checkpoint beside it.
-        otherwise: how to do without it, for messages.
     """
 
     folder: Path
     state: Mapping[str, Any]
     is_converted: bool
-    otherwise: str
 
     @property
     def engine_folder(self) -> Path:
@@ -381,7 +379,7 @@ class _Saved:
             if dist.get_node_local_rank(fallback_rank=0) == 0:
                 convert(folder, _universal(folder), tag=TAG)
             dist.barrier()
-        return cls(folder, state, is_converted, otherwise)
+        return cls(folder, state, is_converted)
 
 
 def _rank_of(state: Path) -> int:
