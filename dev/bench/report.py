@@ -13,7 +13,7 @@ from dev.bench.against import Row, Side
 from dev.bench.growth import Growth, Point
 from dev.bench.machine import Machine
 from dev.bench.measure import Spread
-from dev.bench.pipeline import Pipeline
+from dev.bench.pipeline import INTERVAL, Pipeline
 from dev.files import write_whole
 from dev.markdown import table
 from dev.plots import Line, Plot, svg
@@ -197,7 +197,7 @@ def pipeline_section(pipeline: Pipeline, machine: Machine) -> str:
         ["what", "here", "goal", "measured as"],
         ["waiting for data or teacher", f"{distil.waiting.median:.2%} of a step", "< 3 %", "distil, states in S3"],
         [
-            "a checkpoint every 100 steps",
+            f"a checkpoint every {INTERVAL} steps",
             f"{distil.checkpoint_share:.1%} of a step",
             "<= 5 %",
             f"{distil.seconds_a_checkpoint:.2f} s each, steps of {distil.seconds_a_step.median:.2f} s",

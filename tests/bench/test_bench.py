@@ -17,6 +17,7 @@ from dev.bench.inputs import Case, Inputs, Kind, Sample
 from dev.bench.machine import Machine
 from dev.bench.measure import Spread
 from dev.bench.pipeline import (
+    INTERVAL,
     Distillation,
     Pipeline,
     Regeneration,
@@ -215,7 +216,7 @@ def test_what_a_checkpoint_costs():
     plain = {"seconds": 100.0, "seconds_of_steps": 90.0, "waiting": 0.01}
     found = distillation([plain], [plain | {"seconds": 104.0}], steps=60, checkpoints=2)
     assert found.seconds_a_checkpoint == 2.0
-    assert found.checkpoint_share == pytest.approx(2.0 / 150)
+    assert found.checkpoint_share == pytest.approx(2.0 / (1.5 * INTERVAL))
 
 
 def test_the_cost_is_found_in_a_log():
