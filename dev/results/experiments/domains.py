@@ -16,7 +16,7 @@ from dev.results.statistics import Interval, Values
 
 SEEDS = (0, 1, 2)
 EPOCHS = 3
-LONGER = 5
+LONGER = 7
 """Epochs of an EAGLE-3 drafter that has had at least as much time as Osprey."""
 
 
@@ -77,7 +77,7 @@ class Domains:
     title: str = "Osprey against EAGLE-3 from scratch"
     setting: str = (
         "Drafters are trained on the target's answers of one domain, for three epochs with both methods (equal "
-        "supervised tokens), and EAGLE-3 for five as well; all are evaluated on the held-out prompts of all domains. "
+        "supervised tokens), and EAGLE-3 for seven as well; all are evaluated on the held-out prompts of all domains. "
         "Equal time is read between EAGLE-3's two lengths, where Osprey's time lies between theirs. The minutes of "
         "Stage 2 count for neither."
     )
