@@ -40,7 +40,7 @@ def test_a_full_run_has_all_of_a_default_one_and_says_what_is_more(plan):
     assert set(default) < set(full)
     assert set(plan(default).cells) < set(plan(full).cells)
     lines = left(EXPERIMENTS, Bench())
-    assert any("smollm2-maths-eagle3-e5-s2" in line for line in lines)
+    assert any("smollm2-maths-eagle3-e7-s2" in line for line in lines)
     assert any("the target alone at batch 8" in line for line in lines)
 
 

@@ -49,7 +49,8 @@ class Muon:
         f"Trained on {FOCUS} alone, {USUAL.epochs} epochs, and measured on all held-out prompts. Both have a backbone "
         f"of {Backbone().steps} steps of AdamW at 0.003, and distil in batches of 2 at a learning rate of 0.0003; "
         "Muon trains the matrices at `muonScale: 3.0` times that. Seeds are of Stage 4; batches and rates were chosen "
-        "with the first target, seed 0, by the same prompts. Not of the paper."
+        "with the first target, seed 0, by the same prompts. Not of the paper; what a full run gave, and what else was "
+        "tried, is in [decision 9](decisions/0009-muon-is-an-option.md)."
     )
 
     def wanted(self, *, full: bool) -> Sequence[Wanted]:
@@ -92,8 +93,7 @@ WHY = (
     "Muon moves a matrix along all directions of its momentum alike, where AdamW follows the few that have large "
     "gradients; in as few steps as here the features of the target are learnt sooner. It also forgets more of what "
     "is not trained on. Of one seed, AdamW did a little better with Stage 2 at the usual rate than at the tuned one: "
-    "the gain may be a point or two smaller. What else was tried is in [decision "
-    "9](decisions/0009-muon-is-an-option.md)."
+    "the gain may be a point or two smaller."
 )
 
 
