@@ -50,7 +50,7 @@ from osprey_serving.client import Client, Completion, Connection, Request
 from osprey_trainer.training import COST_LINE
 
 BUCKET = "bench"
-INTERVAL = 150
+INTERVAL = 100
 """Steps between two checkpoints, as the demonstration has it."""
 _EPOCHS = 5
 _EVERY = 20
