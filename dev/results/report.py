@@ -78,11 +78,13 @@ class Report:
         return "\n".join(sections)
 
     def write_pictures(self, folder: Path) -> None:
-        """Write the plots."""
+        """Write the plots, and remove those of an earlier run that the page no longer shows."""
         folder.mkdir(parents=True, exist_ok=True)
-        for part in self.parts:
-            for plot in part.finding.plots if part.finding else ():
-                (folder / f"{plot.name}.svg").write_text(plots.svg(plot), encoding="utf-8")
+        shown = {f"{plot.name}.svg": plot for part in self.parts if part.finding for plot in part.finding.plots}
+        for stale in {path.name for path in folder.glob("*.svg")} - shown.keys():
+            (folder / stale).unlink()
+        for name, plot in shown.items():
+            (folder / name).write_text(plots.svg(plot), encoding="utf-8")
 
     def _summary(self) -> str:
         rows = [["", "claim", "paper", "ours, 95 % interval", "same direction"]]

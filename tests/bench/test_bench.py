@@ -142,7 +142,7 @@ def test_a_step_can_have_another_vocabulary_than_the_target(vocabulary, draft_vo
     states = {
         "head": torch.randn(known, hidden, generator=generator),
         "tapped_layers": torch.tensor([2, 4, 5]),
-        "counts": torch.zeros(known, dtype=torch.long),
+        "counts": torch.arange(known),
         "ids.0": known - 1 - torch.arange(length),
         "answer.0": torch.arange(length) >= 1,
         "taps.0": torch.randn(length, 3 * hidden, generator=generator),
