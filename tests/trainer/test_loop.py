@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
 from osprey_api.conditions import FailureReason
@@ -279,6 +280,31 @@ def test_a_checkpoint_holds_what_is_trained_once_and_nothing_else(pretraining, w
     trained = {f"objective.model.{name}" for name, p in make().model.named_parameters() if p.requires_grad}
     assert saved.keys() == trained
     resumed = train(make(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    for name, value in straight.weights.items():
+        assert torch.equal(resumed.weights[name], value), name
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_checkpoint_that_holds_more_is_gone_on_from(pretraining, windows, tmp_path, zero_stage, monkeypatch):
+    """As former ones do: weights that are not trained, and all of them under a second name."""
+    save = DeepSpeedEngine.save_checkpoint
+
+    def save_all(*args, exclude_frozen_parameters, **kwargs):
+        assert exclude_frozen_parameters
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(DeepSpeedEngine, "save_checkpoint", save_all)
+    checkpoints, s = Folder(tmp_path), settings(steps=4, checkpoint_every_steps=2, zero_stage=zero_stage)
+    make = lambda: pretraining(train_embedding=False)  # noqa: E731
+    straight = train(make(), Cycle(windows), s, progress=Log(), checkpoints=checkpoints)
+    (path,) = (tmp_path / "2" / "state").glob("*model_states.pt")
+    saved = torch.load(path, weights_only=False)
+    assert "objective.model.embed_tokens.weight" in saved["module"]
+    saved["module"] |= {name.replace(".model.", ".backbone."): value for name, value in saved["module"].items()}
+    torch.save(saved, path)
+    log = Log()
+    resumed = train(make(), Cycle(windows), s, progress=log, checkpoints=checkpoints)
+    assert [line[0] for line in log.lines] == [3, 4]
     for name, value in straight.weights.items():
         assert torch.equal(resumed.weights[name], value), name
 
