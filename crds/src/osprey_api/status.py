@@ -39,7 +39,10 @@ class StageStatus(StatusModel):
     state: StageState = Field(description="Where it stands.")
     attempts: int = Field(default=0, description="Jobs started for this fingerprint.")
     failures: int = Field(
-        default=0, description="Those of them that failed before their set-up had shown to work: job.retries bounds it."
+        default=0, description="Those of them that failed and used up a retry: job.retries bounds it."
+    )
+    farthest_step: int | None = Field(
+        default=None, description="The most steps that a failed one had done: one that gets further is getting on."
     )
     doubted: bool = Field(
         default=False,

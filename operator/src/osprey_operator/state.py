@@ -47,7 +47,7 @@ class Settings:
     retry_max_seconds: float = 300.0
     """The longest such delay."""
     settled_seconds: float = 1800.0
-    """An attempt that ran this long had a working set-up: its failure does not use up the retries."""
+    """An attempt that ran this long and got further, or was ended from outside, does not use up a retry."""
 
 
 @dataclass(frozen=True)

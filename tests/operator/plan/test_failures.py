@@ -7,7 +7,7 @@ from osprey_api.conditions import ConditionReason, ExitCode, FailureReason
 from osprey_api.stages import Outcome, Pinned
 from osprey_operator.children import annotation, template_hash
 from osprey_operator.plan.failures import failure_of
-from osprey_operator.state import ANNOTATION_APPLIED, Observed
+from osprey_operator.state import ANNOTATION_APPLIED, Observed, StageProgress
 from tests.operator.world import DRAFTER_SPEC, backbone, drafter, finished_backbone, outcome_of, result_of, task_of
 
 
@@ -89,6 +89,45 @@ def test_after_long_runs_a_quick_failure_has_all_its_retries():
     world.fail("distil", FailureReason.INTERNAL_ERROR)
     assert world.stage("distil")["state"] == "Failed"
     assert (world.stage("distil")["attempts"], world.stage("distil")["failures"]) == (7, 2)
+
+
+def get_to(world, step):
+    """Let distil say that it is at a step, and its pod end before its Job does."""
+    said = StageProgress(step=step, total_steps=9000)
+    world.observed = replace(world.observed, progress={world.job("distil")["metadata"]["uid"]: said})
+    world.start("distil")
+    world.observed = replace(world.observed, progress={})
+    world.pod("distil", phase="Failed")
+    world.settle()
+
+
+def test_long_runs_that_get_further_use_up_no_retries():
+    world = distilling(job={"retries": 1})
+    for step in (1000, 2000, 2500, 4000, 7000):
+        get_to(world, step)
+        world.fail("distil", FailureReason.INTERNAL_ERROR, seconds=7200)
+        entry = world.stage("distil")
+        assert (entry["state"], entry["failures"], entry["farthestStep"]) == ("Retrying", 0, step)
+        assert world.plan.requeue_after == 20
+        world.wait(20)
+        assert "step" not in world.stage("distil")
+    get_to(world, 9000)
+    world.succeed("distil")
+    assert "farthestStep" not in world.stage("distil")
+
+
+@pytest.mark.parametrize("steps", [(None, None), (3000, 3000, 3000), (3000, 2000, 1000), (3000, None, 3000)])
+def test_long_runs_that_get_no_further_use_up_the_retries(steps):
+    world = distilling(job={"retries": 1})
+    for attempt, step in enumerate(steps, start=1):
+        assert world.stage("distil")["attempts"] == attempt
+        assert world.stage("distil")["state"] == "Pending"
+        if step is not None:
+            get_to(world, step)
+        world.fail("distil", FailureReason.INTERNAL_ERROR, seconds=7200)
+        world.wait(20)
+    assert world.stage("distil")["state"] == "Failed"
+    assert world.stage("distil").get("farthestStep") == steps[0]
 
 
 def test_the_retry_annotation_gives_another_chance():

@@ -73,6 +73,9 @@ ACCESS = frozenset(
 )
 """Somebody will create the bucket, correct the keys or bring the store back: tried again for as long as it takes."""
 
+FROM_OUTSIDE = frozenset({ExitCode.STOPPED, ExitCode.PEER_LOST})
+"""Evictions and lost nodes: no fault of the stage's, however often they come."""
+
 SOURCE_FAULTS = frozenset({FailureReason.INVALID_DATA, FailureReason.SOURCE_NOT_FOUND, FailureReason.UNSUPPORTED_MODEL})
 """Somebody will correct the source: it is resolved again, and another content is another fingerprint."""
 
@@ -429,16 +432,22 @@ class _Attempt:
     def _running(self, job: KubernetesObject, pods: tuple[KubernetesObject, ...]) -> StageStatus:
         self.pipeline.wake_at.append(self.now + timedelta(seconds=self.pipeline.settings.poll_seconds))
         attempts = max(self.before.attempts, 1)
+        # Its pod was not asked yet, or not reached, or has just ended: what it said last still stands.
+        said_last = {
+            name: getattr(self.before, name) for name in ("step", "total_steps", "eta_seconds", "loss", "metrics")
+        }
         trouble = trouble_of(job, pods, self.observed.warnings)
         if trouble is not None:
-            return self._pending(attempts=attempts, job=self.name, reason=trouble.reason.value, message=trouble.message)
+            entry = self._pending(
+                attempts=attempts, job=self.name, reason=trouble.reason.value, message=trouble.message
+            )
+            return entry.model_copy(update=said_last)
         if not any(pod.get("status", {}).get("phase") == "Running" for pod in pods):
-            return self._pending(attempts=attempts, job=self.name)
+            return self._pending(attempts=attempts, job=self.name).model_copy(update=said_last)
         said = self.observed.progress.get(job["metadata"]["uid"])
         entry = self._entry(StageState.RUNNING, attempts=attempts, job=self.name)
-        if said is None:  # its pod was not asked yet, or not reached: what it said last still stands
-            kept = ("step", "total_steps", "eta_seconds", "loss", "metrics")
-            return entry.model_copy(update={name: getattr(self.before, name) for name in kept})
+        if said is None:
+            return entry.model_copy(update=said_last)
         return entry.model_copy(
             update={
                 "step": said.step,
@@ -455,19 +464,25 @@ class _Attempt:
 
     def _failed(self, job: KubernetesObject, failure: Failure) -> StageStatus:
         attempts = max(self.before.attempts, 1)
-        settled = job_seconds(job) >= self.pipeline.settings.settled_seconds
-        failures = self.before.failures + (not settled)
+        step, farthest = self.before.step, self.before.farthest_step or 0
+        got_further = step is not None and step > farthest
+        # The time alone would not do: a fault that shows late would take the GPUs for ever.
+        excused = job_seconds(job) >= self.pipeline.settings.settled_seconds and (
+            got_further or failure.code in FROM_OUTSIDE
+        )
+        failures = self.before.failures + (not excused)
         passing = failure.code is not ExitCode.WRONG_INPUT
         again = (
             self.task.stage is StageName.RESOLVE
             or failure.reason in ACCESS
-            or (passing and (settled or failures <= self.pipeline.spec.job.retries))
+            or (passing and (excused or failures <= self.pipeline.spec.job.retries))
         )
-        at = self.now + self.pipeline.delay(1 if settled else failures)
+        at = self.now + self.pipeline.delay(1 if excused else failures)
         return self._entry(
             StageState.RETRYING if again and passing else StageState.FAILED,
             attempts=attempts,
             failures=failures,
+            farthest_step=step if got_further else self.before.farthest_step,
             job=self.name,
             reason=failure.reason.value,
             message=failure.message,
@@ -480,6 +495,7 @@ class _Attempt:
             StageState.SUCCEEDED,
             attempts=max(self.before.attempts, int(job == self.name)),
             failures=0,
+            farthest_step=None,
             doubted=False,
             job=job,
             step=steps,
@@ -543,6 +559,7 @@ class _Attempt:
                 "state": state,
                 "attempts": self.before.attempts if attempts is None else attempts,
                 "failures": self.before.failures,
+                "farthest_step": self.before.farthest_step,
                 "doubted": self.before.doubted,
                 "job": self.before.job if job is None else job,
                 "message": message[:SENTENCE_LIMIT],
