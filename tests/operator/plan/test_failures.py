@@ -130,6 +130,17 @@ def test_long_runs_that_get_no_further_use_up_the_retries(steps):
     assert world.stage("distil").get("farthestStep") == steps[0]
 
 
+def test_how_far_a_stage_got_is_known_after_it_has_waited_for_another():
+    world = distilling(job={"retries": 1})
+    get_to(world, 3000)
+    world.fail("distil", FailureReason.INTERNAL_ERROR, seconds=7200)
+    world.wait(20)
+    world.fail("distil", FailureReason.CORRUPT_ARTIFACT, seconds=7200)
+    world.wait(20)
+    assert "regenerate" in world.stages_with_jobs()  # what it reads is looked for anew
+    assert world.stage("distil")["farthestStep"] == 3000
+
+
 def test_the_retry_annotation_gives_another_chance():
     world = distilling()
     world.fail("distil", FailureReason.DIVERGED)

@@ -179,7 +179,7 @@ class Pipeline:
             before = self.previous.get(stage)
             if before is not None and (before.state is not StageState.SUCCEEDED or before.doubted):
                 # Its inputs may well be the same in the end, and then its attempts count, and the doubt.
-                kept = ("fingerprint", "attempts", "failures", "doubted")
+                kept = ("fingerprint", "attempts", "failures", "farthest_step", "doubted")
                 entry = entry.model_copy(update={field: getattr(before, field) for field in kept})
             self.statuses[stage] = entry
 
