@@ -13,8 +13,6 @@ TOLERANCE = 1e-4
 """Of the loss of each of the first 50 steps."""
 RESUMED_TOLERANCE = 1e-5
 """Of the loss of each step after a resumption on another number of ranks."""
-MUON_TOLERANCE = 1e-2
-"""Of the same with Muon, which makes matrices orthogonal in bfloat16."""
 NEVER = 0
 ALL = [pytest.param(world_size, marks=pytest.mark.long if world_size > 2 else ()) for world_size in (1, 2, 4)]
 
@@ -23,7 +21,10 @@ ALL = [pytest.param(world_size, marks=pytest.mark.long if world_size > 2 else ()
 def curves(monkeypatch):
     """The module that the ranks run."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    return importlib.import_module("curves_worker")
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.bfloat16)  # put back what is changed here
+    module = importlib.import_module("curves_worker")
+    module.exact_muon()
+    return module
 
 
 @pytest.fixture
@@ -116,12 +117,12 @@ def test_with_muon_too(curves, models, spread, objective, world_size):
     expected, norms = plain(curves, models, case)
     assert max(norms) > case.clip_norm
     with_adamw, _ = plain(curves, models, curves.Case(objective))
-    assert largest_difference(with_adamw, expected) > 10 * MUON_TOLERANCE
+    assert largest_difference(with_adamw, expected) > 100 * TOLERANCE
 
     ((_, losses, _),) = spread(world_size, [case])
     error = largest_difference(losses, expected)
     print(f"{world_size} ranks, {case}: {error:.2g}")  # noqa: T201 - a figure for the documentation
-    assert error < MUON_TOLERANCE
+    assert error < TOLERANCE
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), pytest.param(2, 4, marks=pytest.mark.long)])
@@ -150,10 +151,9 @@ def test_another_number_of_ranks_goes_on_with_the_same_curve(  # noqa: PLR0917 -
     averages = []
     for case, (numbers, losses, weights) in zip(cases, spread(after, cases), strict=True):
         assert numbers == list(range(stop_at + 1, steps + 1))
-        tolerance = MUON_TOLERANCE if case is muon else RESUMED_TOLERANCE
         error = largest_difference(losses, expected[case.train_embedding, case.muon_scale][stop_at:])
         print(f"{before} -> {after} ranks, {case}: {error:.2g}")  # noqa: T201 - a figure for the documentation
-        assert error < tolerance, case
+        assert error < RESUMED_TOLERANCE, case
         if case.ema_decay:
             averages.append(weights)
     for weights in averages[1:]:
