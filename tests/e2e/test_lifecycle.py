@@ -15,7 +15,7 @@ from dev.install import METRICS_SERVICE
 from osprey_api.naming import SERVER_PORT
 from osprey_api.stages import ATTEMPT_VARIABLE, TASK_VARIABLE, Outcome, StageName, StorageLocation
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(2700)]
 OD, OB = "ospreydrafter", "ospreybackbone"
 NAME = "tiny"
 QUICK_TO_GO = {"spec": {"terminationGracePeriodSeconds": 60}}
@@ -87,7 +87,7 @@ def finished(applied):
         stage = tenant.stage(OD, NAME, "distil")
         return stage if stage["state"] == "Running" and (stage.get("step") or 0) > 25 else None
 
-    running = tenant.until("distil past its first checkpoint", distilling, 600)
+    running = tenant.until("distil past its first checkpoint", distilling, 1200)
     # The trainer dies at once, while no operator watches: by the time it is back, a quick machine would have ended.
     pod = pod_of(tenant, running["job"])
     kill_operator(tenant, lambda: tenant.kill(pod, "osprey_trainer distil"))
