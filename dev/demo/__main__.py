@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from transformers.utils.logging import disable_progress_bar
+
 from dev import models, processes
 from dev.cluster.cluster import ClusterError
 from dev.demo import load, results
@@ -45,6 +47,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> None:
         Local().down()
         return
     site = choose(environment)
+    disable_progress_bar()
     began = time.monotonic()
     with ExitStack() as stack:
         if isinstance(site, Local):

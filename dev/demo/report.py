@@ -63,9 +63,9 @@ def acceptance_ratio(ours: Sequence[Request], theirs: Sequence[Request], *, seed
 
 @dataclass(frozen=True)
 class StageCost:
-    """What a stage of a resource took."""
+    """What a stage took, and the resources that have its result."""
 
-    resource: str
+    resources: tuple[str, ...]
     stage: str
     seconds: float
     peak_memory_gib: float
@@ -161,7 +161,8 @@ class Report:
     def _costs(self) -> str:
         rows = [["stage", "of", "seconds", "peak GiB"]]
         rows += [
-            [cost.stage, cost.resource, f"{cost.seconds:.0f}", f"{cost.peak_memory_gib:.2f}"] for cost in self.stages
+            [cost.stage, ", ".join(cost.resources), f"{cost.seconds:.0f}", f"{cost.peak_memory_gib:.2f}"]
+            for cost in self.stages
         ]
         return table(rows)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,20 @@ def artifact(resource: Mapping[str, Any], name: StageName) -> ArtifactRef:
 
 
 def costs(resources: Sequence[Mapping[str, Any]]) -> list[StageCost]:
-    """Return what each stage of each resource took; one that two resources share is listed once."""
+    """Return what each stage of each resource took; one that several resources share is listed once, with them all."""
     found: dict[str, StageCost] = {}
     for resource in resources:
+        name = resource["metadata"]["name"]
         for entry in resource["status"]["stages"]:
             metrics = entry["metrics"]
             cost = StageCost(
-                resource=resource["metadata"]["name"],
+                resources=(name,),
                 stage=entry["name"],
                 seconds=metrics["seconds"],
                 peak_memory_gib=metrics["peak_memory_bytes"] / 2**30,
             )
-            found.setdefault(entry["fingerprint"], cost)
+            other = found.get(entry["fingerprint"])
+            found[entry["fingerprint"]] = replace(other, resources=(*other.resources, name)) if other else cost
     return list(found.values())
 
 

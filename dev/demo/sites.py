@@ -269,8 +269,16 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 30) 
 
 
 def choose(environment: Mapping[str, str]) -> Local | Existing:
-    """Return the site that the environment asks for."""
-    return Existing.from_environment(environment) if environment.get("KUBECONFIG") else Local()
+    """Return the site that the environment asks for: KUBECONFIG's cluster, unless that is one of ours.
+
+    Raises:
+        SiteError: it asks for a cluster, and does not say what is needed there.
+    """
+    local = Local()
+    named = environment.get("KUBECONFIG")
+    if not named or Path(named) == local.cluster.kubeconfig:
+        return local
+    return Existing.from_environment(environment)
 
 
 def json_lines(name: str, values: Iterator[str]) -> bytes:
