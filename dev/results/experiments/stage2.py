@@ -72,8 +72,8 @@ class Stage2:
             why=(
                 "Distillation sees some ten thousand tokens here, so a body must bring its language along; the "
                 "paper's sees tens of millions, in which a body that was only pruned can still learn some of it. "
-                "2,400 steps of 1,024 tokens read half of our text; 9,600 read all of it more than twice and, in our full "
-                "run, gained nothing over them. The paper's text is as good as new at every step."
+                "2,400 steps of 1,024 tokens read half of our text; 9,600 read all of it more than twice, and gained "
+                "nothing over them in our full run. The paper's text is as good as new at every step."
             ),
             plots=[Plot("stage2", "steps of Stage 2", "acceptance length", lines)],
             values={str(steps): statistics.mean(each) for steps, each in table.items()},
