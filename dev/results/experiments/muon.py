@@ -63,8 +63,8 @@ class Muon:
         "learning rate of 0.0003; Muon trains the matrices at `muonScale: 3.0` times that. The longer Stage 2 is that "
         "of 2,400 steps of experiment 2: four times the tokens, once for all targets; it is held against the recipe of "
         "experiment 1, at the same tokens of Stage 4. Seeds are of Stage 4; batches and rates were chosen with the "
-        "first target, seed 0, by the same prompts. Not of the paper; what else was tried is in [decision "
-        "9](decisions/0009-muon-is-an-option.md)."
+        "first target, seed 0, by the same prompts. Not of the paper; what a full run gave of Muon, and what else was "
+        "tried, is in [decision 9](decisions/0009-muon-is-an-option.md)."
     )
 
     def wanted(self, *, full: bool) -> Sequence[Wanted]:
