@@ -117,7 +117,7 @@ def test_with_muon_too(curves, models, spread, objective, world_size):
     expected, norms = plain(curves, models, case)
     assert max(norms) > case.clip_norm
     with_adamw, _ = plain(curves, models, curves.Case(objective))
-    assert largest_difference(with_adamw, expected) > 100 * TOLERANCE
+    assert largest_difference(with_adamw, expected) > 1000 * TOLERANCE
 
     ((_, losses, _),) = spread(world_size, [case])
     error = largest_difference(losses, expected)
